@@ -37,6 +37,43 @@ def test_every_link_leads_to_a_file(page):
         assert target.startswith("http") or (page.parent / target).exists(), target
 
 
+# a key in the arguments of a process, where every user of the machine reads it
+IN_ARGUMENTS = re.compile(
+    r"""(?:-H|--header)[ =]?["']?[\w-]*authorization:"""  # curl takes @FILE
+    r"""|--(?:oauth2-bearer|password|token|api-key)[ =]|\s(?:-u|--user)[ =]?["']?\S+:[^\s"']"""
+    r"""|--from-literal[ =]\S*key|(?:--[\w-]+[ =]|\bcurl\b[^|;#]*\s)["']?(?:\w+=)?"""
+    r"""[a-z+]+://[^/\s"'@:]*:[^@\s/"']+@""",
+    re.I,
+)
+WITH_COMMANDS = ("*.md", "*.yaml", "*.yml", "*.sh", "*.tpl", "*.service", "Dockerfile", "Makefile")
+
+
+def test_no_document_puts_a_key_into_arguments():
+    folders = [ROOT / name for name in ("docs", "deploy", "examples", "scripts", ".github")]
+    files = {*PAGES, *(file for at in folders for end in WITH_COMMANDS for file in at.rglob(end))}
+    files |= {file for end in WITH_COMMANDS for file in ROOT.glob(end)}
+    for file in files:
+        text = file.read_text(encoding="utf-8").replace("\\\n", " ")
+        found = [line.strip() for line in text.splitlines() if IN_ARGUMENTS.search(line)]
+        assert not found, (file, found)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'servanda promote c.yaml --webhook "http://promoter:$OPERATOR_KEY@127.0.0.1/v1/admin/route"',
+        "servanda promote c.yaml --notify=apprise=mailto://USER:PASSWORD@mail.example",
+        'curl -s $LEADER/v1/status -H "Authorization: Bearer $KEY"',
+        "curl --header='authorization: Basic eA==' http://a",
+        "curl -s http://ana:$KEY@127.0.0.1:8081/",
+        "curl -u ana:$KEY http://127.0.0.1:8081/",
+        'kubectl create secret generic keys --from-literal=gateway_key="$KEY"',
+    ],
+)
+def test_a_key_in_arguments_is_found(line):
+    assert IN_ARGUMENTS.search(line)
+
+
 def test_the_contract_of_the_readme_is_one():
     contracts = [text for text in blocks(PAGES[0], "yaml") if "apiVersion" in text]
     assert contracts

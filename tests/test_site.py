@@ -13,7 +13,7 @@ from scripts import docs_site
 import servanda
 from servanda.gateway.controller.web.app import ControllerRoutes
 from servanda.gateway.controller.web.auth import Limits
-from servanda.gateway.http.api_keys import RIGHTS
+from servanda.gateway.http.api_keys import RIGHTS, Keys
 from servanda.gateway.proxy import completion
 from servanda.gateway.proxy.allowed_paths import OPEN
 from tests.transcripts import blocks
@@ -162,7 +162,7 @@ class Silent:
 
 
 def test_the_page_of_the_http_api_has_every_route_of_the_controller_with_its_role():
-    app = ControllerRoutes(cast(Any, Silent()), Limits()).routes()
+    app = ControllerRoutes(cast(Any, Silent()), Limits(), Keys()).routes()
     routes = {
         f"`{'POST' if 'POST' in route.methods else 'GET'} {route.path}`" for route in app.routes
     }

@@ -34,7 +34,7 @@ class Live:
     def __init__(self, serving):
         self._serving = serving
         self.leader = serving.page.removeprefix("http://")
-        self.labels, self.values = {}, {}
+        self.labels, self.values, self.families = {}, {}, set()
         for name, labels, _ in self.samples():
             self.labels.setdefault(name, set()).update(labels)
             for label, value in labels.items():
@@ -44,6 +44,7 @@ class Live:
         headers = {"authorization": f"Bearer {ADA}"}
         text = httpx2.get(f"{self._serving.page}/metrics", headers=headers, timeout=WAIT_S).text
         for family in text_string_to_metric_families(text):
+            self.families.add(family.name)
             for sample in family.samples:
                 yield sample.name, sample.labels, sample.value
 

@@ -69,6 +69,12 @@ def test_rules_and_dashboard_read_only_what_a_leader_exports(live):
     assert {where: words for where, words in found.items() if words} == {}
 
 
+def test_each_metric_of_a_leader_is_on_the_board(live):
+    shown = {name for _, expression in queries() for name, _ in SELECTOR.findall(expression)}
+    shown = {re.sub("_(total|bucket)$", "", name) for name in shown}
+    assert live.families - shown == set()
+
+
 @pytest.mark.parametrize(
     ("expression", "finds"),
     [

@@ -66,9 +66,19 @@ def test_systemd_accepts_the_unit(unit, tmp_path):
     # verify wants a program that is there
     text = unit.read_text(encoding="utf-8").replace("/opt/servanda/bin/servanda", sys.executable)
     (tmp_path / unit.name).write_text(text)
-    words = ["systemd-analyze", "verify", "--man=no", str(tmp_path / unit.name)]
-    done = subprocess.run(words, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
+    verify, security = ["verify", "--man=no"], ["security", "--offline=true", "--threshold=25"]
+    for words in (verify, security):  # exposure: at most 2.5 of 10
+        words = ["systemd-analyze", *words, str(tmp_path / unit.name)]
+        done = subprocess.run(words, capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
+def test_a_unit_limits_calls_addresses_and_memory(unit):
+    assert setting(unit, "SystemCallFilter") == "@system-service"
+    families = {*setting(unit, "RestrictAddressFamilies").split()}
+    assert {"AF_INET", "AF_INET6"} <= families <= {"AF_INET", "AF_INET6", "AF_UNIX", "AF_NETLINK"}
+    assert re.fullmatch(r"\d+G", setting(unit, "MemoryMax"))
 
 
 def containers():

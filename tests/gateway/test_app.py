@@ -383,7 +383,7 @@ KEYS = Keys(("anna", "client", "anna's-key-0123456789"), ("root", "admin", "root
 
 
 def test_users_need_a_key_where_there_are_keys(pools):
-    with Running(config(*pools, keys=KEYS)) as running:
+    with Running(config(*pools, keys=KEYS.plus())) as running:
         wrong = (None, "Bearer x", "Bearer root's-key-0123456789", "Bearer anna's-key-012345678")
         for given in wrong:
             for path in ("/v1/completions", "/v1/models", "/v1/responses"):
@@ -395,6 +395,7 @@ def test_users_need_a_key_where_there_are_keys(pools):
                     "no such key: give a key of role client as `Authorization: Bearer KEY`"
                 )
         assert not pools[0].requests and not pools[1].requests
+        assert running.gateway.report()["refused_keys"] == {"gateway": 9}
         given = {"authorization": "Bearer anna's-key-0123456789"}
         assert running.client.post("/v1/completions", json=ASK, headers=given).is_success
         assert "authorization" not in pools[1].last.headers

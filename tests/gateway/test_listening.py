@@ -6,11 +6,13 @@ import socket
 import threading
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from servanda.engines.server import sockets
 from servanda.errors import MeasurementError
 from servanda.gateway.http import listener
-from servanda.gateway.http.listener import HEAD_BYTES, Listener, bind
+from servanda.gateway.http.listener import HEAD_BYTES, Listener, bind, head_error
 
 WAIT_S = 60  # for what comes at once, unless the test is red
 
@@ -168,6 +170,7 @@ def test_where_another_process_goes_on_the_last_connection_is_answered(monkeypat
 
 
 LINE = b"POST / HTTP/1.1\r\n"
+NO_HOST = "the Host header is not a host: send NAME, NAME:PORT or [IPv6]:PORT"
 
 
 def refused(code, message):
@@ -183,6 +186,10 @@ def refused(code, message):
             LINE + b"Host: a\r\nhost: a\r\n",
             400,
             refused("hosts", "there are 2 Host headers: send one"),
+        ),
+        *(
+            (LINE + b"Host: %s\r\n" % host, 400, refused("bad_host", NO_HOST))
+            for host in (b"", b"a b", b"me@a", b"a:99999")
         ),
         (
             b"POST / HTTP/1.0\r\nhost: a\r\nHOST: b\r\nhost: c\r\n",
@@ -208,6 +215,37 @@ def test_a_head_that_servers_read_differently_is_refused(connection, head, statu
     assert answer.startswith(b"HTTP/1.1 %d " % status) and answer.count(b"\r\ndate: ") == 1
     assert b"\r\nconnection: close\r\n" in answer
     assert json.loads(answer.partition(b"\r\n\r\n")[2]) == error
+
+
+NAMES = st.text("aZ09._~!$&'()*+,;=-", min_size=1) | st.sampled_from(
+    ["xn--bcher-kva.example", "a%2Fb"]
+)
+HOSTS = NAMES | st.ip_addresses(v=4).map(str) | st.ip_addresses(v=6).map("[{}]".format)
+PORTS = st.none() | st.just("") | st.integers(0, 65_535).map("{:04}".format)
+
+
+@given(host=HOSTS | st.just("[v1.a:b]"), port=PORTS)
+def test_a_host_of_rfc_3986_is_taken_with_any_port(host, port):
+    value = host if port is None else f"{host}:{port}"
+    for blank in ("", " "):
+        assert head_error("1.1", [(b"host", f"{value}{blank}".encode())]) is None
+
+
+OF_NO_HOST = st.sampled_from(' \t"/\\<>?#@[]{}|^`\x01\x7fé')
+PORTS_OF_NONE = st.integers(65_536).map(str) | st.sampled_from(
+    ["-1", "+1", "1 0", "0x1", "1:2", "a"]
+)
+BROKEN = ("", ":80", "[]", "[::1", "::1", "[1.2.3.4]", "[::1]a", "[::1%25lo]", "[v1]", "a%", "a%2g")
+
+
+@given(
+    st.builds("{}{}{}".format, NAMES, OF_NO_HOST, NAMES)
+    | st.builds("{}:{}".format, HOSTS, PORTS_OF_NONE)
+    | st.sampled_from(BROKEN)
+)
+def test_another_host_is_refused(value):
+    refusal = head_error("1.1", [(b"host", value.encode())])
+    assert refusal is not None and (refusal.status, refusal.code) == (400, "bad_host")
 
 
 def test_a_request_without_a_host_is_answered_where_http_1_0_knows_none(connection):

@@ -27,9 +27,10 @@ def tamper(where, direct):
 
     def execute(*statements):
         if where.startswith("postgresql"):
-            off = "ALTER TABLE servanda_ledger DISABLE TRIGGER USER"
-            on = "ALTER TABLE servanda_ledger ENABLE ALWAYS TRIGGER servanda_ledger_kept"
-            direct(off, *statements, on)
+            tables = ("servanda_ledger", "servanda_ledger_meta")
+            off = (f"ALTER TABLE {table} DISABLE TRIGGER USER" for table in tables)
+            on = (f"ALTER TABLE {table} ENABLE ALWAYS TRIGGER {table}_kept" for table in tables)
+            direct(*off, *statements, *on)
             return
         with closing(sqlite3.connect(where)) as db:
             query = "SELECT name, sql FROM sqlite_master WHERE type = 'trigger'"

@@ -1,5 +1,6 @@
 # Whatever was changed in a ledger is found, and named by its place.
 
+import contextlib
 import json
 import random
 import shutil
@@ -10,7 +11,7 @@ import pytest
 from servanda.promotion.ledger.entry import COLUMNS, Damaged, LedgerError, Record, Row
 from servanda.promotion.ledger.export import export
 from servanda.promotion.ledger.hash_chain import FIRST, canonical, hash_of
-from servanda.promotion.ledger.ledger import Problem, open_ledger, verify, verify_at
+from servanda.promotion.ledger.ledger import Problem, mark_of, open_ledger, verify, verify_at
 
 FLIPS = 500
 
@@ -158,6 +159,42 @@ def test_another_key_is_one_problem_and_not_one_for_each_entry(where):
         f"{name} was created with a key, and another one is given",
         "none of the 6 entries has its hash under this key: the key is wrong",
     ]
+
+
+META = "servanda_ledger_meta"
+MARKS = {
+    f"UPDATE {META} SET value = '3' WHERE name = 'schema'": "'schema' of {} is changed",
+    f"UPDATE {META} SET value = '02' WHERE name = 'schema'": "'schema' of {} is changed",
+    f"DELETE FROM {META} WHERE name = 'schema'": "'schema' of {} is gone",
+    f"UPDATE {META} SET value = 'x' WHERE name = 'mark'": "'mark' of {} is changed",
+    f"UPDATE {META} SET value = '{mark_of(b'')}' WHERE name = 'mark'": "'mark' of {} is changed",
+    f"DELETE FROM {META} WHERE name = 'mark'": "'mark' of {} is gone",
+    f"INSERT INTO {META} VALUES ('by', 'eve')": "'by' of {} is not of servanda",
+}
+
+
+@pytest.mark.parametrize("change", MARKS)
+def test_a_changed_row_of_the_creation_is_named(where, tamper, change):
+    """And no such ledger is opened, whether it has entries or not."""
+    with open_ledger(where, key=b"secret") as ledger:
+        filled(ledger)
+    tamper(change)
+
+    found = verify_at(where, key=b"secret")
+
+    assert (found.entries, said(found)) == (6, [f"the row {MARKS[change].format(META)}"])
+    for reading in (True, False):
+        with pytest.raises(LedgerError):
+            open_ledger(where, key=b"secret", reading=reading)
+
+
+@pytest.mark.parametrize("name", ["schema", "mark"])
+def test_a_row_that_is_gone_from_an_empty_ledger_is_missed(where, tamper, name):
+    open_ledger(where).close()
+    tamper(f"DELETE FROM {META} WHERE name = '{name}'")
+
+    with contextlib.suppress(LedgerError):  # of another schema, for all that can be known
+        assert not verify_at(where).sound
 
 
 def test_a_trigger_that_is_gone_is_missed(where, direct):

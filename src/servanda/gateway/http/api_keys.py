@@ -57,6 +57,9 @@ class Keys:
 
     They can be replaced while in use, by `take`.
 
+    Attributes:
+        refused: number of keys that were given, and do not open the listener.
+
     Args:
         held: (name, role, key) of each holder.
         warning: the problem of the file's permissions; "" if none.
@@ -65,7 +68,7 @@ class Keys:
     def __init__(self, *held: tuple[str, Role, str], warning: str = "") -> None:
         # one value, so that digests and salt are always of one file
         self._known: tuple[bytes, tuple[tuple[bytes, Holder], ...]] = secrets.token_bytes(32), ()
-        self.warning = warning
+        self.warning, self.refused = warning, 0
         self._add(held)
 
     def _add(self, held: Iterable[tuple[str, Role, str]]) -> None:
@@ -122,8 +125,9 @@ class Keys:
     def holders(self) -> tuple[Holder, ...]:
         return tuple(holder for _, holder in self._known[1])
 
-    def who(self, authorization: str | None) -> Holder | None:
-        """The holder of the key in a header; in constant time for wrong keys.
+    def who(self, authorization: str | None, right: Right | None = None) -> Holder | None:
+        """The holder of the key in a header, if they have the right; in constant time for wrong
+        keys.
 
         Args:
             authorization: the header's value, `Bearer KEY`, or `Basic` with any user and KEY for
@@ -135,6 +139,9 @@ class Keys:
         for digest, holder in held:  # no early exit, against timing attacks
             if hmac.compare_digest(given, digest):
                 who = holder
+        if who is None or (right and not who.may(right)):
+            self.refused += authorization is not None
+            return None
         return who
 
     def __repr__(self) -> str:

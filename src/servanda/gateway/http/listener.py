@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import ipaddress
 import os
+import re
 import signal
 import socket
 import time
@@ -30,6 +32,12 @@ _LEAVES_S = 0.5  # for the first request of a connection that was accepted last
 _AHEAD = 8  # pipelined requests per connection
 _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\n\r\n"
 _FIRST = 3  # the file descriptor of the first socket
+# a Host: a name with underscores too, or [an IP literal], and a port, which may be empty (RFC 3986)
+_HOST = re.compile(
+    rb"(?:(?=[^:])[A-Za-z0-9._~!$&'()*+,;=\-]*(?:%[0-9A-Fa-f]{2}[A-Za-z0-9._~!$&'()*+,;=\-]*)*"
+    rb"|\[(?:v[0-9A-Fa-f]+\.[A-Za-z0-9._~!$&'()*+,;=:\-]+|(?P<v6>[0-9A-Fa-f:.]+))\])"
+    rb"(?::0*(?P<port>[0-9]{0,5}))?"
+)
 _HINT = "give the .socket unit one ListenStream= with a TCP port"
 
 
@@ -188,13 +196,27 @@ def head_error(version: str, headers: Sequence[Header]) -> ErrorReply | None:
     if version not in ("1.0", "1.1"):
         message = f"HTTP/{version} is not spoken here: ask by HTTP/1.1"
         return ErrorReply(505, message, "http_version")
-    hosts = sum(name == b"host" for name, _ in headers)
-    if hosts > 1:
-        return ErrorReply(400, f"there are {hosts} Host headers: send one", "hosts")
+    hosts = [value for name, value in headers if name == b"host"]
+    if len(hosts) > 1:
+        return ErrorReply(400, f"there are {len(hosts)} Host headers: send one", "hosts")
     if not hosts and version == "1.1":
         message = "there is no Host header, and HTTP/1.1 needs one: send it"
         return ErrorReply(400, message, "no_host")
+    if hosts and not _is_host(hosts[0]):
+        message = "the Host header is not a host: send NAME, NAME:PORT or [IPv6]:PORT"
+        return ErrorReply(400, message, "bad_host")
     return None
+
+
+def _is_host(value: bytes) -> bool:
+    """Whether the value of a Host header is a host and, if any, a port (RFC 9112, 3.2)."""
+    found = _HOST.fullmatch(value.strip(b" \t"))
+    if found is None or int(found["port"] or 0) > 65535:
+        return False
+    try:
+        return found["v6"] is None or bool(ipaddress.IPv6Address(found["v6"].decode()))
+    except ValueError:
+        return False
 
 
 def _refusing(error: ErrorReply) -> ASGIApp:

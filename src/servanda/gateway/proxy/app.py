@@ -132,8 +132,8 @@ class App:
             raise ErrorReply(431, message, "headers_too_large")
         if self._keys.clients:
             given = exchange.head.authorization
-            holder = self._keys.who(given.decode("latin-1") if given is not None else None)
-            if holder is None or not holder.may("ask"):
+            holder = self._keys.who(given.decode("latin-1") if given is not None else None, "ask")
+            if holder is None:
                 raise ErrorReply(401, f"no such key: {_ALLOWED_BY_KEY}", "invalid_api_key")
             exchange.holder = holder.name
             if self._of_key[exchange.holder] >= limits.in_flight_per_key:

@@ -71,6 +71,7 @@ class Counts:
         in_flight: pool -> requests now; peak: maximum since the last report.
         slice_in_flight: slice -> mean number of requests at infer since the last report.
         pools: pool -> "closed", or "open" if its circuit breaker is open.
+        refused_keys: "gateway" -> number of keys that were given and are no client's.
         reflexes: kind -> number of faults that need no statistics.
         log: the problem of the log of sampled requests, "" if none.
         prompts: of sampled responses, whether infer ran the same prompt tokens as stable: "equal",
@@ -97,6 +98,7 @@ class Counts:
     peak: dict[str, int] = field(default_factory=lambda: {"infer": 0, "stable": 0})
     slice_in_flight: dict[str, float] = field(default_factory=dict)
     pools: dict[str, str] = field(default_factory=dict)
+    refused_keys: dict[str, int] = field(default_factory=dict)
     reflexes: dict[str, int] = field(default_factory=dict)
     prompts: dict[str, int] = field(default_factory=dict)
     log: str = ""

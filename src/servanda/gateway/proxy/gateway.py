@@ -358,6 +358,8 @@ class Gateway:
         }
         self.counts.servers = {name: pool.report() for name, pool in self.pools.items()}
         self.counts.slice_in_flight = self.launches.in_flight.means()
+        if self.config.keys is not None:
+            self.counts.refused_keys = {"gateway": self.config.keys.refused}
         self.counts.log = self.log.problem if self.log is not None else ""
         return self.counts.report()
 

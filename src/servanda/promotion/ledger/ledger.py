@@ -21,7 +21,7 @@ from servanda.promotion.ledger.hash_chain import (
     sealed,
 )
 from servanda.promotion.ledger.sqlite import SqliteStore
-from servanda.promotion.ledger.store import Foreign, Store
+from servanda.promotion.ledger.store import META, SCHEMA, Foreign, Store
 from servanda.promotion.ledger.witness import Witness, missing
 
 _SERVERS = ("postgresql", "postgres")
@@ -157,12 +157,14 @@ def open_ledger(
     """
     ledger = _open(where, witness, key, reading=reading)
     try:
-        refusal = _other_key(ledger)
-        if refusal:
-            raise LedgerError(refusal, hint="open it with the key that it was created with")
         if isinstance(ledger.store, ExportedStore):
             for fault in ledger.store.faults():
                 raise Damaged(fault, hint="export the ledger again")
+        _refuse_schema(ledger.store)
+        if refusal := _other_key(ledger):
+            raise LedgerError(refusal, hint="open it with the key that it was created with")
+        for fault in _altered(ledger, proven=False):
+            raise Damaged(f"{ledger.store.name}: {fault}", hint=_LOOK)
         ledger.refuse_missing()
     except BaseException:
         ledger.close()
@@ -216,6 +218,48 @@ def _open(where: str, witness: Path | None, key: bytes, *, reading: bool) -> Led
         hint = f"restore a copy; to start a new ledger on purpose, remove {beside.path}"
         raise Damaged(message, hint=hint) from None
     return Ledger(store, beside, key)
+
+
+def _refuse_schema(store: Store) -> None:
+    """Refuse a ledger of another schema.
+
+    Raises:
+        LedgerError: it is one.
+    """
+    if isinstance(store, ExportedStore):
+        return  # its lines have the fields of a row, and no more
+    stored = store.marks().get("schema")
+    found = int(stored) if isinstance(stored, str) and stored.isdecimal() else stored
+    anew = "start a new ledger: give another location for it"
+    LedgerError.refuse_form(store.name, found, SCHEMA, anew)
+
+
+def _altered(ledger: Ledger, *, proven: bool) -> Iterator[str]:
+    """The faults of the rows that the creation of a ledger wrote (`marks`).
+
+    The schema and the key determine them, so that each is compared with the only value that it can
+    have; what the chain covers is proved by them in turn.
+
+    Args:
+        proven: whether all entries, of which there are some, have their hashes under this key, so
+            that schema and key are those of the ledger.
+
+    Raises:
+        LedgerError: the ledger has another schema, and nothing proves the opposite.
+    """
+    if isinstance(ledger.store, ExportedStore):
+        return
+    marks = ledger.store.marks()
+    made = {"schema": str(SCHEMA), "mark": mark_of(ledger.key)}
+    if not proven:
+        _refuse_schema(ledger.store)
+        if refusal := _other_key(ledger):
+            yield refusal
+            made["mark"] = marks["mark"]
+    for name in sorted({*made, *marks}, key=str):  # an edited store may contain any
+        if marks.get(name) != made.get(name):
+            what = "gone" if name not in marks else "changed" if name in made else "not of servanda"
+            yield f"the row {name!r} of {META} is {what}"
 
 
 def _other_key(ledger: Ledger) -> str:
@@ -276,7 +320,8 @@ def verify(ledger: Ledger) -> Verified:
     see docs/how-to/ledger.md.
 
     Raises:
-        LedgerError: the store cannot be reached, or the head checkpoint cannot be read.
+        LedgerError: the store cannot be reached, or has another schema; or the head checkpoint
+            cannot be read.
     """
     head = ledger.witness.head()  # before the ledger is read: it may grow meanwhile
     end = max(head.seq if head else 0, _end(ledger.store))
@@ -292,6 +337,7 @@ def verify(ledger: Ledger) -> Verified:
         unlike += len(faults) == 1 and faults[0].startswith(UNLIKE)
         problems += [Problem(row.seq, row.run, fault) for fault in faults]
         entries, last = entries + 1, row.hash
+    proven = bool(entries) and not problems
     if unlike == entries == len(problems) > 1:
         what = f"none of the {entries} entries has its hash under this key: the key is wrong"
         problems = [Problem(None, "", what)]
@@ -302,7 +348,12 @@ def verify(ledger: Ledger) -> Verified:
         fault = ""  # reported above as an unreadable entry
     if fault:
         problems.append(Problem(None, "", fault))
-    return Verified(entries, str(last), tuple(problems))
+    try:
+        altered = [*_altered(ledger, proven=proven)]
+    except Damaged as error:
+        altered = [error.problems[0].message]
+    found = (*(Problem(None, "", fault) for fault in altered), *problems)
+    return Verified(entries, str(last), found)
 
 
 def verify_at(where: str, *, witness: Path | None = None, key: bytes = b"") -> Verified:
@@ -318,11 +369,7 @@ def verify_at(where: str, *, witness: Path | None = None, key: bytes = b"") -> V
     except Damaged as error:
         return Verified(0, FIRST, (Problem(None, "", error.problems[0].message),))
     with ledger:
-        result = verify(ledger)
-        refusal = _other_key(ledger)
-    if refusal:
-        return Verified(result.entries, result.head, (Problem(None, "", refusal), *result.problems))
-    return result
+        return verify(ledger)
 
 
 def _end(store: Store) -> int:

@@ -48,7 +48,7 @@ class PostgresStore(Queries):
 
     Raises:
         Foreign: there is no ledger.
-        LedgerError: the server cannot be reached or refuses, or the ledger has another schema.
+        LedgerError: the server cannot be reached or refuses.
     """
 
     tables = _LAYOUT

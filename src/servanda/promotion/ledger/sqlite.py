@@ -50,7 +50,7 @@ class SqliteStore(SqliteFile, Queries):
     Raises:
         Foreign: there is no ledger, or another kind of file.
         Damaged: the file is damaged.
-        LedgerError: it cannot be opened or created, or has another schema.
+        LedgerError: it cannot be opened or created.
     """
 
     tables = tuple(_LAYOUT.values())

@@ -80,15 +80,9 @@ class Queries(Store):
 
         Raises:
             Foreign: there is none, and it may not be.
-            LedgerError: it has another schema.
         """
         begun = self.begun()
-        if begun:
-            stored = self.marks().get("schema")
-            found = int(stored) if stored and stored.isdecimal() else stored
-            anew = "start a new ledger: give another location for it"
-            LedgerError.refuse_form(self.name, found, SCHEMA, anew)
-        elif not create:
+        if not begun and not create:
             raise Foreign(f"no ledger at {self.name}", hint=ABSENT)
         return begun
 

@@ -158,6 +158,7 @@ def gateway(name="gateway-1", start=NOW - 4_000, **more):
         "statuses": {"infer\t2xx": 30_890, "infer\t5xx": 20, "stable\t2xx": 400},
         "failovers": {"5xx": 20},
         "prompts": {"equal": 90, "other": 2},
+        "refused_keys": {"gateway": 6},
         "unsampled": {"stop": 7, "no max_tokens": 3},
         "overhead": {"buckets": {"0.0001": 5, "0.0002": 10, "1.0": 3, "inf": 1}, "sum": 2.5},
         "first_byte": {"infer": {"buckets": {"0.1": 7, "inf": 1}, "sum": 61.0}},

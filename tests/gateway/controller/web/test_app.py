@@ -436,7 +436,7 @@ def test_bodies_are_bounded():
 
 
 def test_a_body_that_never_ends_is_given_up():
-    with live(fake.Controller(), idle_s=0.2) as client:
+    with live(fake.Controller(), act_s=0.2) as client:
         head = f"POST /v1/admin/pin HTTP/1.1\r\nhost: a\r\nauthorization: Bearer {KEY['admin']}\r\n"
         head += 'content-type: application/json\r\ncontent-length: 90\r\n\r\n{"slice"'
         with socket.create_connection((client.base_url.host, client.base_url.port)) as raw:
@@ -548,9 +548,8 @@ def test_every_route_has_a_role_in_every_method(server):
     """Walks the routes of the app itself: one that is not in the tables above fails here."""
     client, leader = server
     known = {path.replace("page.js", "{name}").replace("page.css", "{name}") for path in READS}
-    routes = {
-        route.path: route.methods for route in ControllerRoutes(leader, Limits()).routes().routes
-    }
+    app = ControllerRoutes(leader, Limits(), KEYS).routes()
+    routes = {route.path: route.methods for route in app.routes}
     assert set(routes) == {*known, *ROUTE, *ACTS, "/healthz"}
 
     for path, methods in routes.items():

@@ -45,6 +45,7 @@ FAMILIES = {
     "servanda_upstream_first_byte_seconds",
     "servanda_failovers",
     "servanda_prompt_checks",
+    "servanda_refused_keys",
     "servanda_unsampled",
     "servanda_breaker_open",
     "servanda_gateway_overhead_seconds",
@@ -61,7 +62,7 @@ class Told:
 
     def __init__(self, standing=None):
         self.status = standing or fake.status()
-        self.metrics = Metrics(lambda: self.status)
+        self.metrics = Metrics(lambda: self.status, lambda: 4)
 
     def read(self):
         text, _ = self.metrics.exposition()
@@ -84,7 +85,9 @@ class Told:
 def test_the_reference_names_the_metrics_that_there_are():
     names = {
         name
-        for family in text_string_to_metric_families(Metrics(fake.status).exposition()[0].decode())
+        for family in text_string_to_metric_families(
+            Metrics(fake.status, int).exposition()[0].decode()
+        )
         for name in [f"{family.name}_total" if family.type == "counter" else family.name]
     }
     page = (ROOT / "docs" / "reference" / "gateway_metrics.md").read_text(encoding="utf-8")
@@ -92,7 +95,7 @@ def test_the_reference_names_the_metrics_that_there_are():
 
 
 def test_every_metric_is_there_with_a_type_and_words():
-    text, _ = Metrics(fake.status).exposition()
+    text, _ = Metrics(fake.status, int).exposition()
     families = [*text_string_to_metric_families(text.decode())]
     assert {family.name for family in families} == FAMILIES
     for family in families:
@@ -135,6 +138,8 @@ def test_every_metric_is_there_with_a_type_and_words():
         ("servanda_upstream_replies_total", {"pool": "infer", "status": "5xx"}, 20),
         ("servanda_failovers_total", {"reason": "5xx"}, 20),
         ("servanda_prompt_checks_total", {"result": "other"}, 2),
+        ("servanda_refused_keys_total", {"listener": "leader"}, 4),
+        ("servanda_refused_keys_total", {"listener": "gateway"}, 6),
         ("servanda_unsampled_total", {"reason": "no max_tokens"}, 3),
         ("servanda_breaker_open", {"pool": "infer"}, 0),
         ("servanda_upstream_first_byte_seconds_bucket", {"pool": "infer", "le": "0.1"}, 7),

@@ -29,15 +29,15 @@ from servanda.gateway.controller.status import CellStatus, ControllerStatus, Sli
 from servanda.gateway.controller.store import StandbyError
 from servanda.gateway.controller.web import format, requests, summary
 from servanda.gateway.controller.web.auth import (
+    Flights,
     Guard,
     Limits,
-    busy,
     error_reply,
     holder_of,
     json_reply,
     require_right,
 )
-from servanda.gateway.controller.web.metrics import Metrics, leads
+from servanda.gateway.controller.web.metrics import Metrics, leads, refused_keys
 from servanda.gateway.controller.web.requests import PinRequest, RequestError
 from servanda.gateway.http.api_keys import Holder, Keys, Right
 from servanda.gateway.routing.state import Transition
@@ -62,18 +62,18 @@ def app(controller: Controller, keys: Keys, limits: Limits = Limits()) -> ASGIAp
     Args:
         keys: API keys; without one of them only the liveness check is answered.
     """
-    return Guard(ControllerRoutes(controller, limits).routes(), keys, limits)
+    return Guard(ControllerRoutes(controller, limits, keys).routes(), keys, limits)
 
 
 class ControllerRoutes:
     """The HTTP routes of a controller; the guard has identified the holder of the key."""
 
-    def __init__(self, controller: Controller, limits: Limits) -> None:
+    def __init__(self, controller: Controller, limits: Limits, keys: Keys) -> None:
         self._controller, self._limits = controller, limits
-        self._metrics = Metrics(controller.status)
+        self._metrics = Metrics(controller.status, lambda: keys.refused)
         self._people = CapacityLimiter(_THREADS)
         self._gateways = CapacityLimiter(_THREADS)
-        self._follows = 0
+        self._follows = Flights(limits.follows, limits.follows_per_key)
 
     def routes(self) -> Starlette:
         reads: tuple[tuple[str, Right, Handler], ...] = (
@@ -138,18 +138,15 @@ class ControllerRoutes:
         return await self._json(lambda: to_plain(self._controller.decide(facts)))
 
     async def _follow(self, request: Request) -> Response:
-        if self._follows >= self._limits.follows:
-            return busy()
-        self._follows += 1
-        try:
-            data = await self._body(request, self._limits.follow_bytes)
+        key = holder_of(request).name
+        if (refusal := self._follows.refusal(key)) is not None:
+            return refusal
+        with self._follows.entered(key):
+            data = await self._body(request, self._limits.follow_bytes, self._limits.idle_s)
             follow = self._controller.follow
-            reply = await to_thread.run_sync(
+            return await to_thread.run_sync(
                 lambda: json_reply(follow(requests.message_of(data))), limiter=self._gateways
             )
-        finally:
-            self._follows -= 1
-        return reply
 
     def _set_pin(self, parse: Callable[[bytes], PinRequest]) -> Handler:
         async def handler(request: Request) -> Response:
@@ -228,7 +225,7 @@ class ControllerRoutes:
     async def _thread(self, call: Callable[[], T]) -> T:
         return await to_thread.run_sync(call, limiter=self._people)
 
-    async def _body(self, request: Request, most: int | None = None) -> bytes:
+    async def _body(self, request: Request, most: int = 0, within_s: float = 0.0) -> bytes:
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json":
             raise RequestError(
@@ -236,7 +233,7 @@ class ControllerRoutes:
             )
         if request.headers.get("content-encoding", "identity").lower() != "identity":
             raise RequestError(415, "a compressed body is not accepted", "send no content-encoding")
-        most, idle_s = most or self._limits.act_bytes, self._limits.idle_s
+        most, within_s = most or self._limits.act_bytes, within_s or self._limits.act_s
 
         async def collected() -> bytes:
             data = bytearray()
@@ -247,9 +244,9 @@ class ControllerRoutes:
             return bytes(data)
 
         try:
-            return await asyncio.wait_for(collected(), idle_s)
+            return await asyncio.wait_for(collected(), within_s)
         except asyncio.TimeoutError:
-            raise RequestError(408, f"the body did not come within {idle_s:g} s") from None
+            raise RequestError(408, f"the body did not come within {within_s:g} s") from None
 
 
 async def alive(_: Request) -> Response:
@@ -278,7 +275,7 @@ def standby(
         name: of the contract; why: who leads, or why it cannot.
     """
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Waiting(name))
+    registry.register(_Waiting(name, keys))
 
     async def numbers(request: Request) -> Response:
         encode, kind = choose_encoder(request.headers.get("accept", ""))
@@ -296,11 +293,12 @@ def standby(
 
 
 class _Waiting(Collector):
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self, name: str, keys: Keys) -> None:
+        self._name, self._keys = name, keys
 
     def collect(self) -> Iterator[Metric]:
         yield leads(self._name, False)
+        yield refused_keys(self._name, self._keys.refused)
 
 
 # The page of a controller: its status as tables.  It is served whole, and as a fragment for the

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,16 +41,47 @@ class Limits:
     """The limits of the listener.
 
     Args:
-        in_flight: most concurrent requests; follows: most of them from gateways.
-        follow_bytes, act_bytes: most bytes of a body.
-        idle_s: time for a client to send a body or to read a response.
+        in_flight: most concurrent requests; in_flight_per_key: most of one key.
+        follows: most of them from gateways; follows_per_key: most of one key.
+        follow_bytes, act_bytes: most bytes of a body, of a gateway and of others.
+        idle_s: time for a client to read a response, and for a gateway to send a body.
+        act_s: time for others to send a body.
     """
 
     in_flight: int = 64
-    follows: int = 8
+    in_flight_per_key: int = 24
+    follows: int = 12
+    follows_per_key: int = 8
     follow_bytes: int = 16 << 20
     act_bytes: int = 64 << 10
     idle_s: float = 30.0
+    act_s: float = 5.0
+
+
+class Flights:
+    """Requests in flight, of which a key has a share, so that others are answered."""
+
+    def __init__(self, most: int, per_key: int) -> None:
+        self._most, self._per_key = most, per_key
+        self._of: Counter[str] = Counter()
+
+    def refusal(self, key: str) -> Response | None:
+        """The refusal of one more request of a key; None if there is room for it."""
+        if self._of[key] >= self._per_key:
+            message, hint = "too many requests of this key at a time", "wait for one of them"
+            return error_reply(429, ServandaError(message, hint=hint), {"retry-after": "1"})
+        if self._of.total() >= self._most:
+            error = ServandaError("too many requests at a time", hint="ask again")
+            return error_reply(503, error, {"retry-after": "1"})
+        return None
+
+    @contextmanager
+    def entered(self, key: str) -> Iterator[None]:
+        self._of[key] += 1
+        try:
+            yield
+        finally:
+            self._of[key] -= 1
 
 
 class Guard:
@@ -55,7 +89,7 @@ class Guard:
 
     def __init__(self, app: ASGIApp, keys: Keys, limits: Limits) -> None:
         self._app, self._keys, self._limits = app, keys, limits
-        self._in_flight = 0
+        self._flights = Flights(limits.in_flight, limits.in_flight_per_key)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -74,23 +108,22 @@ class Guard:
             # a slow reader occupies a slot
             await asyncio.wait_for(send(message), self._limits.idle_s)
 
-        if self._in_flight >= self._limits.in_flight:
-            await busy()(scope, receive, safely)
-            return
-        self._in_flight += 1
         try:
-            answer = None if scope["path"] == OPEN else self._refusal(scope)
-            await (answer or self._app)(scope, receive, safely)
+            if scope["path"] == OPEN:
+                await self._app(scope, receive, safely)
+            elif (refusal := self._refusal(scope)) is not None:
+                await refusal(scope, receive, safely)
+            else:
+                with self._flights.entered(scope[HOLDER].name):
+                    await self._app(scope, receive, safely)
         except asyncio.TimeoutError:
             return  # the client has stopped reading; the server closes the connection
-        finally:
-            self._in_flight -= 1
 
     def _refusal(self, scope: Scope) -> Response | None:
         """The refusal of a request; None if it may pass."""
         headers = Headers(scope=scope)
         given = headers.getlist("authorization")
-        holder = self._keys.who(given[0] if len(given) == 1 else None)
+        holder = self._keys.who(given[0] if len(given) == 1 else "" if given else None)
         if holder is None:
             message = "unknown key" if given else _KEY_NEEDED
             hint = "in a browser: any user name, and the key as the password"
@@ -101,7 +134,7 @@ class Guard:
         if scope["method"] not in ("GET", "HEAD") and site not in ("same-origin", "none"):
             return error_reply(403, ServandaError("the request comes from another site"))
         scope[HOLDER] = holder
-        return None
+        return self._flights.refusal(holder.name)
 
 
 def holder_of(request: Request) -> Holder:
@@ -123,11 +156,6 @@ def require_right(request: Request, right: Right) -> None:
         f"{holder.name} is {article} {holder.role}, and this needs the role {RIGHTS[right][0]}",
         "use a key with this role, or give the role to this one in the file of keys",
     )
-
-
-def busy() -> Response:
-    error = ServandaError("too many requests at a time", hint="ask again")
-    return error_reply(503, error, {"retry-after": "1"})
 
 
 def error_reply(

@@ -91,10 +91,15 @@ REASONS = (*_PLAIN_REASONS, "pinned", *STATUSES, "other")
 
 
 class Metrics(Collector):
-    """The series of one controller, in a registry of their own."""
+    """The series of one controller, in a registry of their own.
 
-    def __init__(self, status: Callable[[], ControllerStatus]) -> None:
-        self._status = status
+    Args:
+        refused: the number of keys that its listener refused.
+    """
+
+    def __init__(self, status: Callable[[], ControllerStatus], refused: Callable[[], int]) -> None:
+        self._status, self._refused = status, refused
+        self._refused_by_gateways = counts_of("refused_keys", among(("gateway",)))
         self._one_at_a_time = Lock()
         self._counted = {name: counts() for name, _, _, counts in _COUNTED}
         self._overhead = CumulativeCounts(lambda counts: seconds_of(counts.get("overhead")))
@@ -123,6 +128,8 @@ class Metrics(Collector):
         yield from _cells(status)
         yield from _split(status)
         name, gateways = status.name, status.gateways
+        by_gateways = self._refused_by_gateways.total(gateways)
+        yield refused_keys(name, self._refused(), by_gateways["gateway",])
         # a first label, and a replica, is a word of the contract, or of this program
         replicas = [(p, r) for p, pool in status.pools.items() for r in pool.replicas]
         known = {"slice": {"all", *(s.name for s in status.slices)}, "pool": {*ANSWERING}}
@@ -180,6 +187,13 @@ def leads(name: str, leading: bool) -> Metric:
     """Whether a leader of a contract leads."""
     says = "1 if this leader leads, 0 if it waits until another one is gone."
     return gauge("leads", says, name, [((), leading)])
+
+
+def refused_keys(name: str, by_leader: int, by_gateways: int = 0) -> Metric:
+    """The keys that a leader refused, and those that its gateways refused."""
+    says = "Keys that were given and do not open the listener."
+    values = [(("leader",), by_leader), (("gateway",), by_gateways)]
+    return counter("refused_keys", says, name, values, ("listener",))
 
 
 def _first_byte_of(pool: str) -> Callable[[Mapping[str, Any]], Counter[Any]]:
