@@ -38,7 +38,8 @@ _LOOK_S = 0.5  # between two checks of its state
 _GRACE_S = 5  # grace period for requests in flight at shutdown
 Say = Callable[[str], None]
 _MODES = {
-    "observe": "observe: decisions are recorded, no route is changed",
+    "observe": "observe: infer serves all traffic, unless a promotion or a pin says otherwise; "
+    "decisions are only logged",
     "enforce": "enforce: decisions about a slice are acted on",
 }
 

@@ -151,7 +151,8 @@ class App:
             raise ErrorReply(413, message, "too_large")
 
     async def _send_error(self, exchange: Exchange, error: ErrorReply) -> None:
-        self.gateway.counts.answered("none", f"{error.status // 100}xx")
+        with self.gateway.observers.counters:
+            self.gateway.counts.answered("none", f"{error.status // 100}xx")
         if exchange.begun:
             exchange.cut()
         else:
@@ -264,7 +265,8 @@ class PassthroughHandler:
         headers = named.upstream_headers(exchange.headers, key, keeps=not exchange.holder) + more
         if body is None:
             timeouts.wait_for("reply", server.about.first_byte_s)
-        gateway.counts.begun(pool)
+        with gateway.observers.counters:
+            gateway.counts.begun(pool)
         server.in_flight += 1
         try:
             path = exchange.with_query(scope["raw_path"].decode("latin-1"))
@@ -285,7 +287,8 @@ class PassthroughHandler:
             gateway.count_reply(server, "gone" if timeouts.why == "gone" else "timeout")
             raise
         finally:
-            gateway.counts.ended(pool)
+            with gateway.observers.counters:
+                gateway.counts.ended(pool)
             server.in_flight -= 1
 
     async def _streamed_body(self, exchange: Exchange) -> AsyncIterator[bytes]:

@@ -7,13 +7,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from time import perf_counter
 
 from servanda.gateway.http import headers as named
 from servanda.gateway.http.error_replies import ErrorReply, Header
-from servanda.gateway.proxy.counters import add
+from servanda.gateway.proxy.counters import FAILED, Guard, add
 from servanda.gateway.proxy.exchange import Exchange, forward, is_packed, is_stream
 from servanda.gateway.proxy.gateway import Gateway
 from servanda.gateway.proxy.launch_log import OpenRow
@@ -79,6 +79,7 @@ class _Completion:
         self._exchange, self._routed = exchange, routed
         self._path = exchange.with_query(routed.path)
         self._capture: LogprobCapture | None = None
+        self._guarded: _GuardedCapture | None = None
         self._pool: Pool | None = None  # pool of the client's reply; None before it begins
         # servers without a reply and why, until another one has handled the request
         self._failures: list[tuple[PoolServer, str]] = []
@@ -88,27 +89,32 @@ class _Completion:
 
     async def answer(self) -> None:
         gateway, exchange, routed = self._gateway, self._exchange, self._routed
-        decision, counts = routed.decision, gateway.counts
+        decision, counts, observers = routed.decision, gateway.counts, gateway.observers
+        away = ""
         try:
             if decision.pool is None:
                 raise self._outside_envelope()
             server = self._enter(decision.pool)
-            away = BREAKER if server.name != decision.pool else ""
-            if away:
-                add(counts.failovers, away)
-            line = gateway.assignments.assign(routed, gateway.snapshot, server.pool, away)
-            if decision.mirrored:
-                self._mirror.send(routed)
+            away, line = BREAKER if server.name != decision.pool else "", None
+            with observers.log:
+                line = gateway.assignments.assign(routed, gateway.snapshot, server.pool, away)
+            with observers.mirror:
+                if decision.mirrored:
+                    self._mirror.send(routed)
             try:
                 await self._answer_from(server)
             except _AskStable as failure:
-                add(counts.failovers, str(failure))
-                gateway.assignments.failed_over(line)
+                away = str(failure)
+                with observers.log:
+                    gateway.assignments.failed_over(line)
                 await self._answer_from(self._enter("stable"))
         finally:
             self._compare(answered=False)
-            counts.overhead.add(exchange.busy_s)
-            counts.replied(decision, self._pool, exchange.first_s)
+            with observers.counters:
+                counts.replied(decision, self._pool, exchange.first_s)
+                counts.overhead.add(exchange.busy_s)
+                if away:
+                    add(counts.failovers, away)
 
     @property
     def _session(self) -> str:
@@ -128,33 +134,41 @@ class _Completion:
         Raises:
             _AskStable: infer gave no reply, and stable may be tried.
         """
-        gateway, counts, slices = self._gateway, self._gateway.counts, self._routed.decision.slices
-        pool = first.pool
+        gateway, observers, pool = self._gateway, self._gateway.observers, first.pool
         self._row, sampled = None, None
         if pool == "infer":
             sampled = self._launch(first)
-            gateway.launches.in_flight.move(slices, 1)
-        counts.begun(pool)
+        with observers.counters:
+            self._move(pool, 1)
         try:
             server: PoolServer | None = first
             while server is not None:
                 self._lost, self._capture, self._logprob_request = "cancelled", None, sampled
                 server = await self._attempt(server)
         finally:
-            counts.ended(pool)
-            if pool == "infer":
-                gateway.launches.in_flight.move(slices, -1)
-            if self._row is not None:
-                capture = self._capture if self._lost == "cancelled" else None
-                gateway.resolve(self._row, self._routed, capture, self._lost)
+            with observers.counters:
+                self._move(pool, -1)
+            with observers.log:
+                if self._row is not None:
+                    capture = self._capture if self._lost == "cancelled" else None
+                    gateway.resolve(self._row, self._routed, capture, self._lost)
+
+    def _move(self, pool: Pool, by: int) -> None:
+        """Count a request in flight, from 1 to -1."""
+        counts, launches = self._gateway.counts, self._gateway.launches
+        (counts.begun if by > 0 else counts.ended)(pool)
+        if pool == "infer":
+            launches.in_flight.move(self._routed.decision.slices, by)
 
     def _launch(self, first: PoolServer) -> LogprobRequest | None:
         """Open the row of the request, if it is sampled: one, whichever replica replies."""
         gateway, routed, sampled = self._gateway, self._routed, None
         if routed.decision.sampled and not routed.decision.mirrored:
-            sampled = gateway.logprob_request(routed.request, first)
-        self._row = gateway.launches.launch(routed, gateway.snapshot, sampled)
-        return sampled
+            with gateway.observers.capture:
+                sampled = gateway.logprob_request(routed.request, first)
+        with gateway.observers.log:
+            self._row = gateway.launches.launch(routed, gateway.snapshot, sampled)
+        return sampled if self._row is not None else None
 
     async def _attempt(self, server: PoolServer) -> PoolServer | None:
         """Forward the request to a server; returns the one to try next, None after a reply."""
@@ -178,13 +192,15 @@ class _Completion:
         status, packed = response.status, is_packed(response)
         if self._logprob_request is not None and (status in BAD_REQUEST or packed):
             # perhaps the added fields are refused: the original request is sent
-            add(self._gateway.counts.reflexes, "refused sample")
+            with self._gateway.observers.counters:
+                add(self._gateway.counts.reflexes, "refused sample")
             self._lost, self._logprob_request = "packed" if packed else "refused", None
             with closing(response):
                 text = await read_body(response, self._exchange.limits.reply_bytes)
             response = await self._send(server)
-            if response.status == 200:  # otherwise the text may quote the client
-                server.best = allowed_best(text, server.best)
+            with self._gateway.observers.capture:
+                if response.status == 200:  # otherwise the text may quote the client
+                    server.best = allowed_best(text, server.best)
         if self._logprob_request is not None and response.status != 200:
             self._lost, self._logprob_request = f"status {response.status}", None
         with closing(response):
@@ -237,7 +253,8 @@ class _Completion:
         exchange, limits = self._exchange, self._exchange.limits
         assert self._logprob_request is not None
         capture = LogprobCapture(self._logprob_request, limits.line_bytes, limits.reply_bytes)
-        self._capture = capture
+        own = _GuardedCapture(capture, self._gateway.observers.capture)
+        self._capture, self._guarded = capture, own
         raw = named.client_headers(response.raw_headers, rewritten=True)
         headers = self._with_decision(raw, "infer")
         if not is_stream(response):
@@ -246,7 +263,7 @@ class _Completion:
                 self._lost, self._capture = "overlong", None
                 await forward(exchange, response, headers, server.about, body)
                 return
-            body = capture.reply(body)
+            body = own.reply(body)
             headers.append((b"content-length", str(len(body)).encode()))
             exchange.resume()
             await exchange.whole(response.status, headers, body)
@@ -260,12 +277,12 @@ class _Completion:
                 for at in range(0, len(data), _TURN):
                     if at:  # let other tasks run during a stream without pauses
                         await asyncio.sleep(0)
-                    if part := capture.feed(data[at : at + _TURN]):
+                    if part := own.feed(data[at : at + _TURN]):
                         await exchange.part(part)
                 exchange.timeouts.wait_for("part", server.about.idle_s)
         except (ClientError, OSError):
             raise UpstreamError("broken") from None
-        if rest := capture.rest():
+        if rest := own.rest():
             await exchange.part(rest)
         await exchange.end()
 
@@ -308,6 +325,8 @@ class _Completion:
         error = ErrorReply(status, f"{server.name} {message}", code, retry_s)
         if not exchange.begun:
             raise error
+        if self._guarded is not None and (held := self._guarded.held):
+            await exchange.part(held)  # as an unsampled client gets the part of an event
         await exchange.give_up(error)
         return None
 
@@ -355,6 +374,49 @@ class _Completion:
         )
 
 
+class _GuardedCapture:
+    """A capture on the path of a user: once it fails, the rest of the reply is forwarded unchanged.
+
+    Without a loss: the bytes that the capture holds back are kept here, too.
+
+    Attributes:
+        held: the received bytes of which the client has no part yet.
+    """
+
+    def __init__(self, capture: LogprobCapture, guard: Guard) -> None:
+        self._capture, self._guard = capture, guard
+        self._parts: list[bytes] = []
+        self._size = 0
+
+    @property
+    def held(self) -> bytes:
+        return b"".join(self._parts)
+
+    def reply(self, body: bytes) -> bytes:
+        return self._call(self._capture.reply, body)
+
+    def feed(self, part: bytes) -> bytes:
+        return self._call(self._capture.feed, part)
+
+    def rest(self) -> bytes:
+        return self._call(lambda _: self._capture.rest(), b"")
+
+    def _call(self, strip: Callable[[bytes], bytes], part: bytes) -> bytes:
+        capture, stripped = self._capture, None
+        if capture.broken == FAILED:
+            return part
+        self._parts.append(part)
+        self._size += len(part)
+        with self._guard:
+            stripped = strip(part)
+            if capture.held < self._size:
+                self._parts = [self.held[self._size - capture.held :]]
+                self._size = capture.held
+        if stripped is None:
+            capture.broken, stripped, self._parts = FAILED, self.held, []
+        return stripped
+
+
 # Mirroring: requests that stable serves are also sent to infer, and its responses are discarded.
 #
 # It has its own limits, and one retry, to learn how many top-k logprobs infer returns.  Fields with
@@ -390,7 +452,8 @@ class Mirror:
             row.fields["x-replica"] = server.url
         gateway.counts.mirrored += 1
         self._in_flight += 1
-        gateway.run_in_background(self._ask(server, routed, logprob_request, row))
+        work = self._ask(server, routed, logprob_request, row)
+        gateway.run_in_background(gateway.observers.mirror, work)
 
     def _room(self) -> bool:
         """Whether the limits allow one more: concurrent requests, and requests per second."""
@@ -430,7 +493,7 @@ class Mirror:
                 lost = "packed"
             elif status == 200 and text is not None and logprob_request is not None:
                 capture = LogprobCapture(logprob_request, self._limits.line_bytes)
-                capture.reply(text)
+                _GuardedCapture(capture, gateway.observers.capture).reply(text)
         except asyncio.TimeoutError:
             lost = "timeout"
             gateway.record_failure(server, lost, routed.client)

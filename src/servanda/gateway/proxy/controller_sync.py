@@ -70,7 +70,9 @@ class ControllerSync:
         for controller in self._controllers:
             await controller.open()
         while not self._over:
-            well = await self.once()
+            well = False
+            with self._gateway.observers.log:  # the routes are followed whatever cannot be sent
+                well = await self.once()
             if self._over:
                 break
             await asyncio.sleep(_OFTEN_S)
@@ -107,9 +109,10 @@ class ControllerSync:
     async def once(self) -> bool:
         """Send one message; returns whether there was a response."""
         gateway = self._gateway
-        gateway.launches.sweep()
-        if gateway.log is not None:
-            gateway.log.flush()
+        with gateway.observers.log:
+            gateway.launches.sweep()
+            if gateway.log is not None:
+                gateway.log.flush()
         controller = self._controller
         if controller is None:
             gateway.launches.taken(gateway.launches.last)
@@ -151,7 +154,9 @@ class ControllerSync:
 
     def _message(self, rows: list[bytes], assigned: list[dict[str, Any]]) -> bytes:
         gateway, launches = self._gateway, self._gateway.launches
-        snapshot = gateway.snapshot
+        snapshot, counts = gateway.snapshot, {}
+        with gateway.observers.counters:
+            counts = gateway.report()
         return msgspec.json.encode(
             {
                 "gateway": gateway.config.name,
@@ -159,7 +164,7 @@ class ControllerSync:
                 "version": snapshot.version if snapshot is not None else 0,
                 "first": launches.first,
                 "rows": [Raw(row) for row in rows],
-                "counts": gateway.report(),
+                "counts": counts,
                 "assigned": assigned,
             }
         )

@@ -1,16 +1,22 @@
-# Counters of a gateway since its start.  The controller adds up gateways.
+# Counters of a gateway since its start, which the controller adds up, and the guard around all that
+# only observes requests.
 
 from __future__ import annotations
 
+import logging
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from types import TracebackType
 from typing import Any
 
 from servanda.gateway.routing.model import Decision, Pool
 
 WHOLE = "all"
+OBSERVERS = ("capture", "counters", "log", "mirror")
+FAILED = "the observer failed"  # reason of a row without a response
 _LARGEST = 2**53  # of a count
+_log = logging.getLogger(__name__)
 # upper bounds of buckets, seconds; one more bucket holds what is above them
 OVERHEAD_S = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.1, 1.0)
 # delay from a sampled request to its evidence
@@ -76,6 +82,7 @@ class Counts:
         log: the problem of the log of sampled requests, "" if none.
         prompts: of sampled responses, whether infer ran the same prompt tokens as stable: "equal",
             "other", or "unknown" if stable did not report them.
+        observer_failed: observer -> exceptions that cost no user an answer, see `Guard`.
     """
 
     decisions: dict[str, int] = field(default_factory=dict)
@@ -101,6 +108,7 @@ class Counts:
     refused_keys: dict[str, int] = field(default_factory=dict)
     reflexes: dict[str, int] = field(default_factory=dict)
     prompts: dict[str, int] = field(default_factory=dict)
+    observer_failed: dict[str, int] = field(default_factory=dict)
     log: str = ""
 
     def decided(self, decision: Decision) -> None:
@@ -147,6 +155,50 @@ def numbers(counts: Any) -> Iterator[tuple[str, Any]]:
 
 def add(counts: dict[str, int], key: str) -> None:
     counts[key] = counts.get(key, 0) + 1
+
+
+class Guard:
+    """Guards a request against one of its observers: `with guard:` suppresses every exception.
+
+    The request continues as if it was not observed.  The exception is counted; the first of a kind
+    is logged by its type and place alone, because its message may quote a user.
+    """
+
+    def __init__(self, name: str, counts: Counts) -> None:
+        self._name, self._failed = name, counts.observer_failed
+        self._known: set[tuple[str, str]] = set()
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
+        if kind is None or trace is None or not issubclass(kind, Exception):
+            return False
+        add(self._failed, self._name)
+        while trace.tb_next is not None:
+            trace = trace.tb_next
+        place = f"{trace.tb_frame.f_globals.get('__name__')}:{trace.tb_lineno}"
+        if (kind.__name__, place) not in self._known:
+            self._known.add((kind.__name__, place))
+            _log.error(
+                "observer %s failed: %s at %s; requests are answered without it, and more failures "
+                "of this kind are only counted (servanda_observer_failed_total): report this line",
+                *(self._name, kind.__name__, place),
+            )
+        return True
+
+
+class Observers:
+    """The guards of a gateway, by what they guard."""
+
+    def __init__(self, counts: Counts) -> None:
+        guards = (Guard(name, counts) for name in OBSERVERS)
+        self.capture, self.counters, self.log, self.mirror = guards
 
 
 class InFlightMeans:

@@ -21,7 +21,7 @@ from servanda.errors import MeasurementError
 from servanda.gateway.http.clock import SteadyClock
 from servanda.gateway.http.error_replies import ErrorReply
 from servanda.gateway.proxy.config import Config, Limits, Replicas
-from servanda.gateway.proxy.counters import Counts, add
+from servanda.gateway.proxy.counters import FAILED, Counts, Guard, Observers, add
 from servanda.gateway.proxy.exchange import Exchange
 from servanda.gateway.proxy.launch_log import LaunchLog, OpenRow
 from servanda.gateway.proxy.logprob_capture import WITHOUT_PROMPT, Answer, LogprobCapture
@@ -80,6 +80,7 @@ class Gateway:
         self.config, self.now, self.clock = config, now or SteadyClock(), clock
         self.started = self.now()
         self.counts = Counts()
+        self.observers = Observers(self.counts)
         self.router = Router(None, config.without)
         self.pools: dict[str, ServerPool] = {
             name: ServerPool(name, upstream, config.replicas.get(name, ()), clock)
@@ -164,9 +165,14 @@ class Gateway:
         self.router = Router(snapshot, self.config.without)
         return True
 
-    def run_in_background(self, work: Coroutine[Any, Any, None]) -> None:
+    def run_in_background(self, guard: Guard, work: Coroutine[Any, Any, None]) -> None:
         """Run a task that no client waits for."""
-        task = asyncio.get_running_loop().create_task(work)
+
+        async def guarded() -> None:
+            with guard:
+                await work
+
+        task = asyncio.get_running_loop().create_task(guarded())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -201,8 +207,10 @@ class Gateway:
             session=self.sessions.pool(sticky) if session else None,
         )
         decision = self.router.decide(facts, now=self.now())
-        self.counts.decided(decision)
-        user = self._user_hash(request, exchange) if decision.sampled else ""
+        user = ""
+        with self.observers.counters:
+            self.counts.decided(decision)
+            user = self._user_hash(request, exchange) if decision.sampled else ""
         return RoutedRequest(request, path, facts, decision, user, exchange.client)
 
     def _user_hash(self, request: CompletionRequest, exchange: Exchange) -> str:
@@ -261,9 +269,10 @@ class Gateway:
 
     def count_reply(self, server: PoolServer, status: str) -> None:
         """Count a reply of a server, or an attempt without one."""
-        self.counts.answered(server.name, status)
-        if self.pools[server.name].checked:
-            add(self.counts.replicas, f"{server.name}\t{server.url}\t{status}")
+        with self.observers.counters:
+            self.counts.answered(server.name, status)
+            if self.pools[server.name].checked:
+                add(self.counts.replicas, f"{server.name}\t{server.url}\t{status}")
 
     def counter(self) -> Server | None:
         """The server to ask for tokens: an available one, of stable first."""
@@ -278,19 +287,21 @@ class Gateway:
         Args:
             capture: the reply; None: no reply, with the reason in `lost`.
         """
-        if capture is None:
-            answer, prompt, tokens = {"lost": lost}, None, None
-        else:
-            answer, prompt, tokens = capture.answer(), capture.prompt, capture.prompt_tokens
-            if capture.odd:
-                add(self.counts.reflexes, capture.odd)
-                self.answer_breaker.failed(routed.client)
-            else:
-                self.answer_breaker.succeeded(routed.client)
+        answer, prompt, tokens = {"lost": lost if capture is None else FAILED}, None, None
+        if capture is not None:
+            with self.observers.capture:
+                prompt, tokens, odd = capture.prompt, capture.prompt_tokens, capture.odd
+                if odd:
+                    add(self.counts.reflexes, odd)
+                    self.answer_breaker.failed(routed.client)
+                else:
+                    self.answer_breaker.succeeded(routed.client)
+                answer = capture.answer()
         if prompt is not None and "lost" in answer:
             self.launches.resolve(row, answer, prompt)
-        else:
-            self.run_in_background(self._resolve(row, routed.request, answer, prompt, tokens))
+            return
+        work = self._resolve(row, routed.request, answer, prompt, tokens)
+        self.run_in_background(self.observers.log, work)
 
     async def _resolve(
         self,

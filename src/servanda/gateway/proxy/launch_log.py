@@ -92,8 +92,6 @@ class LaunchLog:
         if logprob_request is None:
             return None
         index = self._logged.get(leg, 0)
-        self._logged[leg] = index + 1
-        self._counts.sampled += 1
         fields = {
             "index": index,
             "run": leg[0],
@@ -111,6 +109,8 @@ class LaunchLog:
             "x-version": decision.version,
         }
         row = OpenRow(fields, self._clock())
+        self._logged[leg] = index + 1  # last, so that a failure leaves no gap
+        self._counts.sampled += 1
         self._open.append(row)
         return row
 

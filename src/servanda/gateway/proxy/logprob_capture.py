@@ -47,7 +47,7 @@ class LogprobCapture:
         line_bytes: most bytes of one event of a stream; reply_bytes: of all events.
 
     Attributes:
-        whole: whether the response is complete.
+        whole: whether the response is complete; broken: why it is no evidence, "" if it may be.
         prompt_tokens: the pool's count; None if not reported.
     """
 
@@ -68,7 +68,7 @@ class LogprobCapture:
         self.prompt_tokens: int | None = None
         self.whole = False
         self._has_text = False  # whether there is any text
-        self._broken = ""
+        self.broken = ""
 
     def reply(self, body: bytes) -> bytes:
         """The client's version of a reply that is not streamed."""
@@ -87,9 +87,14 @@ class LogprobCapture:
         out = b"".join(map(self._event, self._split.feed(part)))
         out += self._split.between()
         if self._split.held > self._line_bytes:
-            self._broken, self._unread = "overlong", True
+            self.broken, self._unread = "overlong", True
             out += self._split.rest()
         return out
+
+    @property
+    def held(self) -> int:
+        """Bytes at the end of the stream so far of which the client has no part yet."""
+        return self._split.held
 
     def rest(self) -> bytes:
         """The client's rest at the end of a stream."""
@@ -116,7 +121,7 @@ class LogprobCapture:
             reply = parts_of(data)
             choices = choices_of(reply["choices"]) if "choices" in reply else []
             if "error" in reply:
-                self._broken = self._broken or "error"
+                self.broken = self.broken or "error"
             self._fingerprint = value_of(reply, "system_fingerprint") or self._fingerprint
             changed = self._take_ids(reply)
             for choice in choices:
@@ -129,7 +134,7 @@ class LogprobCapture:
                         self._drawn = usage.get("completion_tokens")
                         self.prompt_tokens = usage.get("prompt_tokens")
         except (ValueError, msgspec.MsgspecError, RecursionError):
-            self._broken = "malformed"
+            self.broken = "malformed"
             return None
         if not changed:
             return None
@@ -172,7 +177,7 @@ class LogprobCapture:
     def _keep(self, choice: Mapping[str, Raw], logprobs: Any) -> None:
         """Record the tokens of a part; none if the response exceeds its limit or the capacity."""
         if self._room < 0 or len(self._ids) > self._request.sampling["max_new_tokens"]:
-            self._broken = self._broken or "overlong"
+            self.broken = self.broken or "overlong"
             self._ids, self._logps, self._tops = [], [], []
             return
         self._ids += listed(value_of(choice, "token_ids"))
@@ -220,13 +225,13 @@ class LogprobCapture:
             return "unknown logprob"
         if self._finish == "length" and not (self._has_text or self._ids or self._logps):
             return "empty answer"
-        return "malformed" if self._broken == "malformed" else ""
+        return "malformed" if self.broken == "malformed" else ""
 
     def answer(self) -> Answer:
         """The response for a row, or the reason why there is none."""
         tokens, logps = self._ids, [_logprob(value) for value in self._logps]
-        if self._broken or not self.whole:
-            return {"lost": self._broken or "cut"}
+        if self.broken or not self.whole:
+            return {"lost": self.broken or "cut"}
         if self._finish not in ("stop", "length", "tool_calls"):
             return {"lost": _text(f"ended by {self._finish}"[:80])}
         most, by_step = self._request.sampling["max_new_tokens"], self._request.kind.by_step

@@ -363,7 +363,10 @@ def choices_of(data: Raw) -> list[dict[str, Raw]]:
     try:
         return _lists(data)
     except msgspec.DecodeError:
-        return [_fields_of(choice) for choice in json.loads(bytes(data))]
+        choices = json.loads(bytes(data))
+    if not isinstance(choices, list):
+        raise ValueError("no list")
+    return [_fields_of(choice) for choice in choices]
 
 
 def _fields_of(fields: Any) -> dict[str, Raw]:

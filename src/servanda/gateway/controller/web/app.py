@@ -361,7 +361,7 @@ def view(status: ControllerStatus, holder: Holder) -> dict[str, Any]:
     return {
         "s": status,
         "head": summary.headline(status),
-        "basis": summary.basis(status),
+        "basis": f"{summary.who_serves(status)} · {summary.basis(status)}",
         "rows": [_row(slice_, status) for slice_ in summary.ordered(status.slices)],
         "tables": [_evidence(status), _decisions(status), _traffic(status)],
         "problems": [summary.problem(text, 400) for text in status.problems],
@@ -464,7 +464,7 @@ def _traffic(status: ControllerStatus) -> Table:
     for name, pool in status.pools.items():
         condition = ["! circuit breaker open"] if pool.open else []
         condition += [summary.replicas(pool)] if pool.replicas else []
-        condition += filter(None, [summary.failovers(status)] if name == "stable" else [])
+        condition += summary.happened(status, name)
         numbers = (totals[name], pool.in_flight, pool.peak, pool.most, pool.headroom)
         texts = ("" if n is None else f"{n:,}" for n in numbers)
         rows.append((name, *texts, " · ".join(condition)))

@@ -28,7 +28,7 @@ from servanda._version import __version__
 from servanda.gateway.controller.gateways import ALIVE_S
 from servanda.gateway.controller.status import CellStatus, ControllerStatus, GatewayStatus
 from servanda.gateway.controller.web.summary import within_limit
-from servanda.gateway.proxy.counters import numbers
+from servanda.gateway.proxy.counters import OBSERVERS, numbers
 from servanda.gateway.proxy.logprob_request import REASONS as NO_EVIDENCE
 from servanda.gateway.routing.model import STATUSES
 
@@ -78,6 +78,12 @@ _COUNTED = (
         "Sampled responses by whether infer ran the same prompt as stable.",
         ("result",),
         lambda: counts_of("prompts", among(COMPARED)),
+    ),
+    (
+        "observer_failed",
+        "Exceptions in what only observes requests; no user's answer is changed by one.",
+        ("observer",),
+        lambda: counts_of("observer_failed", among(OBSERVERS)),
     ),
 )
 DECIDED = ("infer", "stable", "refused")

@@ -25,6 +25,8 @@ _TONE = {"active": "good", "suspect": "open", "recovering": "open"}
 _RANK = {"quarantined": 0, "probation": 1, "suspect": 2, "recovering": 3, "active": 4}
 _TONES = ("bad", "open", "good", "plain")  # the worst first
 _LONGEST = 40  # characters of a name
+# reason of a decision without a route -> the words of the status
+_WITHOUT = {"no snapshot": "before the first route", "expired": "after the route expired"}
 _EXCERPT = re.compile(r"\n *(?:\d+ \|.*|\^)$", re.M)  # of a contract, below a message
 
 
@@ -64,7 +66,7 @@ def headline(status: ControllerStatus) -> State:
 
 
 def basis(status: ControllerStatus) -> str:
-    """The numbers of requests that were scored, and the shares diverted and routed to infer."""
+    """The requests that were scored, the shares diverted and routed to infer, failed observers."""
     launched = counted(status, "launched")[WHOLE]
     of = f" of {launched:,}" if launched else ""
     parts = [f"scored {status.scoring.scored:,}{of} requests"]
@@ -76,6 +78,9 @@ def basis(status: ControllerStatus) -> str:
         parts.append(f"{percent(would)} would be diverted")
     if status.base != 1:
         parts.append(f"infer share {percent(status.base)}")
+    if failed := counted(status, "observer_failed"):
+        names = ", ".join(f"{line(name, 20)} {n:,}" for name, n in failed.most_common())
+        parts.append(f"! observers failed, and no answer changed ({names})")
     return " · ".join(parts)
 
 
@@ -160,13 +165,33 @@ def replicas(pool: PoolStatus) -> str:
     return f"{used} of {count(len(pool.replicas), 'replica')} used"
 
 
-def failovers(status: ControllerStatus) -> str:
-    """How many requests failed over from infer to stable, by reason; "" if none."""
-    counts = counted(status, "failovers")
-    if not counts:
-        return ""
-    why = ", ".join(f"{line(reason, 20)} {n:,}" for reason, n in counts.most_common())
-    return f"{counts.total():,} failed over from infer ({why})"
+def happened(status: ControllerStatus, pool: str) -> list[str]:
+    """The requests that a pool served for another reason than the routes, each with their number.
+
+    Those that failed over from infer to stable; and those that came before the first route, or
+    after the last one had expired.
+    """
+    found, failed = [], counted(status, "failovers") if pool == "stable" else Counter[str]()
+    if failed:
+        why = ", ".join(f"{line(reason, 20)} {n:,}" for reason, n in failed.most_common())
+        found.append(f"{failed.total():,} failed over from infer ({why})")
+    without: Counter[str] = Counter()
+    for key, n in counted(status, "decisions").items():
+        _, decided, reason = (*key.split("\t"), "", "")[:3]
+        if decided == pool and reason in _WITHOUT:
+            without[_WITHOUT[reason]] += n
+    return found + [f"{n:,} {words}" for words, n in sorted(without.items())]
+
+
+def who_serves(status: ControllerStatus) -> str:
+    """The pool that serves the whole traffic, and whether decisions are acted on."""
+    whole = next((slice_ for slice_ in status.slices if slice_.name == WHOLE), None)
+    pool = served_by(whole or SliceStatus(WHOLE, "active", 0.0), status)
+    acting = sum(slice_.acts for slice_ in status.slices)
+    done = "are only logged" if status.mode == "observe" and not acting else "are acted on"
+    about = f" about {count(acting, 'slice')}" if status.mode == "observe" and acting else ""
+    every = "all " if pool in ("infer", "stable") else ""
+    return f"{every}traffic is served by {pool}; decisions{about} {done}"
 
 
 def notes(slice_: SliceStatus, now: float) -> list[str]:

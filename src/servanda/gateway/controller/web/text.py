@@ -29,7 +29,7 @@ def text(status: ControllerStatus, url: str) -> str:
         lines += [f"{summary.state(slice_).glyph} {cells}"]
         notes = [*summary.notes(slice_, status.now), *advice_sentences(slice_.advice)]
         lines += [f"    {note}" for note in notes]
-    lines += ["", f"mode: {status.mode}.{_next(status, url)}"]
+    lines += ["", f"mode: {status.mode}: {summary.who_serves(status)}.{_next(status, url)}"]
     return "\n".join(part.rstrip() for part in lines)
 
 
@@ -48,9 +48,9 @@ def _pools(status: ControllerStatus) -> str:
             part += f", room for {pool.headroom}"
         if pool.replicas:
             part += f", {summary.replicas(pool)}"
-        parts.append(f"{part}, circuit breaker open" if pool.open else part)
+        part += ", circuit breaker open" * pool.open
+        parts.append(", ".join([part, *summary.happened(status, name)]))
     parts.append(count(len(status.gateways), "gateway"))
-    parts += filter(None, [summary.failovers(status)])
     return " · ".join(parts)
 
 
