@@ -84,7 +84,8 @@ _VIOLATED = 1
 @click.argument("a", metavar="A")
 @click.argument("b", metavar="B")
 @shared("--prompts", help="[default: the shipped ones]")
-@shared("--golden", "--preset", "--referee")
+@shared("--golden", "--referee")
+@shared("--preset", help="One for serving, such as fp8.")
 @shared("--claim", default="realised")
 @shared("--sequences", "--max-new-tokens", "--temperature", "--top-p", "--bitwise", "--max-time")
 @click.option(
@@ -116,7 +117,7 @@ def compare_command(
       transformers:models/tiny-lm@bfloat16+int8_weight_only,attention=sdpa,batch_size=16
     or servers, such as http://127.0.0.1:8000; or A is a baseline file (servanda tools measure -o
     x.pack).  For two servers the API layer is compared first: prompt ids, chat templates, tool
-    calls, sampling defaults.
+    calls, sampling defaults.  Exit codes: as those of `check`, 0, 1, 2, 3 or 4.
     """
     deadline = until(max_time)
     if plan and format_ not in ("text", "json"):

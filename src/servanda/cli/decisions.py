@@ -22,8 +22,7 @@ def approve(reason: str, actor: str, **options: Any) -> None:
 
     The run goes on with the next evaluation that still holds: an approval waives nothing.
 
-    Exit codes: 0 done and delivered; 2 wrong call; 4 refused, not delivered to a receiver, or the
-    ledger cannot be read or written.
+    Exit codes: 0 done and delivered; 2 wrong call; 4 refused, not delivered, or no usable ledger.
     """
     act(partial(record.approve_run, actor=actor, reason=reason), **options)
 
@@ -38,8 +37,7 @@ def override(clause: str, slice_: str, ttl: float, reason: str, actor: str, **op
 
     All other cells are judged as before.  Reports still show the waived one.
 
-    Exit codes: 0 done and delivered; 2 wrong call; 4 refused, not delivered to a receiver, or the
-    ledger cannot be read or written.
+    Exit codes: 0 done and delivered; 2 wrong call; 4 refused, not delivered, or no usable ledger.
     """
 
     def decide(ledger: Ledger, history: History, *, now: float) -> History:
@@ -54,7 +52,6 @@ def override(clause: str, slice_: str, ttl: float, reason: str, actor: str, **op
 def rollback(reason: str, actor: str, **options: Any) -> None:
     """Return all traffic of the promotion RUN to stable, and end it; its shadow stays on.
 
-    Exit codes: 0 done and delivered; 2 wrong call; 4 refused, not delivered to a receiver, or the
-    ledger cannot be read or written.
+    Exit codes: 0 done and delivered; 2 wrong call; 4 refused, not delivered, or no usable ledger.
     """
     act(partial(record.roll_back_run, actor=actor, reason=reason), **options)

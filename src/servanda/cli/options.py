@@ -161,7 +161,7 @@ def _share(option: str, help: str, **attributes: Any) -> None:
 
 _share(
     "--as",
-    "Format of the dump, such as verl.  [default: detected]",
+    "Format of the dump, such as nemo.  [default: detected]",
     name="as_",
     metavar="NAME",
 )
@@ -214,7 +214,7 @@ _share(
     show_envvar=True,
 )
 _share(
-    "--log", "Log of served requests, such as served.jsonl.", name="logs", type=FILE, multiple=True
+    "--log", "Log of served requests, such as served.", name="logs", type=FILE, multiple=True
 )
 _share(
     "--max-new-tokens",
@@ -264,8 +264,7 @@ _share(
 )
 _share(
     "--preset",
-    "Preset of limits, such as fp8; `servanda contract presets` lists them.  [default: the one "
-    "that fits]",
+    "Preset of limits; `servanda contract presets` lists them.  [default: the one that fits]",
     metavar="NAME",
 )
 _share("--prompts", "File of prompts, one JSON object per line, such as prompts.jsonl.", type=FILE)

@@ -36,7 +36,8 @@ _sink_options = together(
 @click.option("--once", is_flag=True, help="Judge the steps that exist, then exit.")
 @click.option("--until-step", type=int, metavar="N", help="Exit after this step.")
 @shared("--every", default=10.0, show_default="10s")
-@shared("--as", "--preset")
+@shared("--as")
+@shared("--preset", help="One for a trainer, such as trl.")
 @shared(
     "--contract",
     help="Use the limits and slices of this contract; see `servanda check DUMP --save-contract`.",
@@ -75,7 +76,7 @@ def watch(
     A watch never stops the run: it reports the step at which the run would have been stopped.
     Ctrl-C ends it. Exit code of --once on a dump: 4 if the data of any step fails a quality
     check, else 1 if any step is violated; otherwise, as with --until-step, that of the last
-    verdict.
+    verdict: 0, 1, 3 or 4.
     """
     refuse_run(path)
     if preset is not None and contract is not None:
