@@ -10,11 +10,12 @@ import json
 import math
 import re
 import sys
-import tomllib
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from statistics import median
+
+import tomllib
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -26,11 +27,11 @@ FIRST = [
     *sorted((DOCS / "start").glob("*.md")),
     *sorted((DOCS / "roles").glob("*.md")),
 ]
-# MB of a fresh virtual environment on Linux (x86-64, Python 3.11) after `pip install '.[EXTRA]'`, by
-# `du -sm`, with pip; an environment without packages has 26.  make test-installed measures "" again.
+# MB of a fresh virtual environment on Linux (x86-64, Python 3.11) after `pip install '.[EXTRA]'`,
+# by `du -sm`, with pip; an environment without packages has 26.
 INSTALLED_MB = {"": 330, "onnx": 451, "postgres": 343, "gateway": 361, "all gateway": 435}
 
-_WORDS = "zero one two three four five six seven eight nine ten eleven twelve".split()
+_WORDS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
 _MARKED = re.compile(r"([\w.,]*\w)<!-- ([a-z]+\.[a-z_]+) -->")
 _FENCE = re.compile(r"^```.*?^```", re.M | re.S)
 
@@ -93,7 +94,7 @@ def _thresholds() -> tuple[int, int]:
 
 @cache
 def _change() -> list[tuple[int, int, str]]:
-    """Of the comparison with good runs, for each fault that it finds: first and last step, seeds."""
+    """First and last step, and seeds, of each fault that the comparison with good runs finds."""
     page = (DOCS / "explanation" / "experiment.md").read_text(encoding="utf-8")
     head = next(line for line in page.splitlines() if line.startswith("| check | fires when"))
     row = next(line for line in page.splitlines() if line.startswith("| **servanda change**"))
@@ -165,7 +166,9 @@ COUNTED: dict[str, Callable[[], int | str]] = {
     "dump.pass": lambda: _thresholds()[0],
     "dump.thresholds": lambda: _thresholds()[1],
     "faults.all": lambda: _page("explanation/experiment.md", r"of (\d+) faults, the checks")[0],
-    "faults.preflight": lambda: _page("explanation/experiment.md", r"preflight sync test (\d+),")[0],
+    "faults.preflight": lambda: _page("explanation/experiment.md", r"preflight sync test (\d+),")[
+        0
+    ],
     "faults.change": lambda: len(_change()),
     "faults.first": lambda: min(first for first, _, _ in _change()),
     "faults.last": lambda: max(last for _, last, _ in _change()),

@@ -21,8 +21,8 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Mapping
-from contextlib import closing
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -98,14 +98,22 @@ def write_gguf(folder: Path, path: Path, kind: str) -> None:
     """
     folder = checkpoint_folder(str(folder))
     config, stored = read_json(folder / "config.json"), read_stored(folder)
-    with whole(path, HINT) as made:
+    with _writing(path) as made:
         if kind in _WRITTEN:
             _write(folder, config, stored, made, kind)
             return
-        with whole(path.with_suffix(".f32"), HINT) as plain:
+        with _writing(path.with_suffix(".f32")) as plain:
             _write(folder, config, stored, plain, "f32")
             _quantize(plain, made, kind)
             plain.unlink()
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[Path]:
+    with MeasurementError.of_system(f"{str(path)!r} cannot be written", hint=HINT):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with whole(path) as made:
+            yield made
 
 
 def _write(

@@ -1,5 +1,5 @@
-# Each "such as X" of an option's help is a value that the option takes: it is typed on a call of its
-# command, on files of this repository and a contract of tables, and the call answers.
+# Each "such as X" of an option's help is a value that the option takes: it is typed on a call of
+# its command, on files of this repository and a contract of tables, and the call answers.
 
 import re
 import shlex
@@ -10,8 +10,7 @@ from pathlib import Path
 import click
 import pytest
 
-from servanda.cli.examples import EXAMPLES
-from servanda.cli.main import main
+from servanda.cli.main import EXAMPLES, main
 from tests import kit, serving
 from tests.gateway.controller import controllers
 from tests.test_command_line import COMMANDS, options, servanda
@@ -27,9 +26,12 @@ SETTINGS = "--settings settings.txt --run './judge.sh {}'"
 LEDGER = "--ledger ledger.db"
 # command -> calls that answer in a second or two; an example has to fit one of them
 CALLS = {
-    "check": ("examples/tiny-dump --quiet", f"{TOY} --quiet"),
-    "compare": (SIDES,),
-    "relations": ("table:p.json --prompts prompts.jsonl", f"{TOY} --requests 2"),
+    "check": ("examples/tiny-dump --quiet", f"{TOY} --quiet", f"{TOY} --quiet --fresh"),
+    "compare": (SIDES, f"{SIDES} --fresh"),
+    "relations": (
+        "table:p.json --prompts prompts.jsonl",
+        f"{TOY} --requests 2 --prompts prompts.jsonl",
+    ),
     "watch": ("examples/tiny-dump --once",),
     "promote": (f"{TOY} --quiet --max-time 1s",),
     "bisect": (SETTINGS,),
@@ -141,12 +143,15 @@ def folder(tmp_path_factory):
 @pytest.mark.parametrize(
     ("name", "param", "value"), GIVEN, ids=[f"{n} {p.opts[0]} {' '.join(v)}" for n, p, v in GIVEN]
 )
-def test_an_example_of_a_help_text_is_answered(folder, name, param, value):
+def test_an_example_of_a_help_text_is_answered(folder, name, param, value, tmp_path, monkeypatch):
     if {(name, None), (name, param.opts[0])} & READ:
         words = typed(EXAMPLES[name][0], param, value)
         COMMANDS[name].make_context(name, words, parent=click.Context(main))
         return
+    own = shutil.copytree(folder, tmp_path / "own", symlinks=True)
+    monkeypatch.chdir(own)
     if (name, param.opts[0]) in {("check", "--contract"), ("watch", "--contract")}:
+        Path(*value).unlink()
         servanda("check", "examples/tiny-dump", "--save-contract", *value)
     said = []
     for call in CALLS[name]:

@@ -367,12 +367,12 @@ def test_an_engine_repeats_no_words_of_its_files(tmp_path, monkeypatch):
         assert SECRET not in str(refused.value)
 
 
-@pytest.mark.parametrize("name", ["../x", "/etc/passwd", "sub/x.safetensors", "..\\x"])
+@pytest.mark.parametrize("name", ["../x", "/etc/passwd", "sub/../../x", "..\\x"])
 def test_an_index_names_files_of_its_own_folder_alone(name, tmp_path):
     """Whoever wrote it, with or without --no-code."""
     index = {"weight_map": {"lm_head.weight": name}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(MeasurementError, match="is no name of a file beside it"):
+    with pytest.raises(MeasurementError, match="is no file of this folder"):
         weight_files(tmp_path)
 
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from servanda.gateway.proxy import controller_sync
 from servanda.gateway.proxy.config import Limits, LogFiles, Upstream
 from servanda.gateway.proxy.counters import OVERHEAD_S, Counts, InFlightMeans
 from servanda.gateway.proxy.launch_log import LaunchLog
@@ -272,8 +271,8 @@ class Strict(Leader):
 def test_a_row_that_the_leader_refuses_is_lost_and_keeps_no_other_waiting(
     infer, status, monkeypatch
 ):
-    monkeypatch.setattr(controller_sync, "_SELDOM_S", 0.01)
-    monkeypatch.setattr(controller_sync, "_OFTEN_S", 0.0)
+    monkeypatch.setattr("servanda.gateway.proxy.app._SELDOM_S", 0.01)
+    monkeypatch.setattr("servanda.gateway.proxy.app._OFTEN_S", 0.0)
     with Strict(status) as leader:
         leader.snapshot = snapshot(whole=everything(sample=1.0))
         leader.hates = {2, 3, 7}
@@ -293,8 +292,8 @@ def test_a_row_that_the_leader_refuses_is_lost_and_keeps_no_other_waiting(
 
 @pytest.mark.parametrize("status", [400, 401, 403, 429, 500, 503])
 def test_where_the_leader_refuses_everything_no_row_is_lost(infer, leader, status, monkeypatch):
-    monkeypatch.setattr(controller_sync, "_SELDOM_S", 0.001)
-    monkeypatch.setattr(controller_sync, "_OFTEN_S", 0.0)
+    monkeypatch.setattr("servanda.gateway.proxy.app._SELDOM_S", 0.001)
+    monkeypatch.setattr("servanda.gateway.proxy.app._OFTEN_S", 0.0)
     with following(infer, leader) as running:
         eventually(lambda: running.gateway.snapshot is not None)
         leader.script = reply({}, status=status)

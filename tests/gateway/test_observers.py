@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from servanda.gateway.proxy import completion, gateway
-from servanda.gateway.proxy.config import LogFiles, Upstream
+from servanda.gateway.proxy.config import LogFiles
 from servanda.gateway.proxy.counters import Counts, Guard, Histogram, InFlightMeans
 from servanda.gateway.proxy.gateway import AssignmentLog, Gateway
 from servanda.gateway.proxy.launch_log import LaunchLog

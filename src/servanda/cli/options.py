@@ -161,7 +161,7 @@ def _share(option: str, help: str, **attributes: Any) -> None:
 
 _share(
     "--as",
-    "Format of the dump, such as nemo.  [default: detected]",
+    "Format of the dump, such as own.  [default: detected]",
     name="as_",
     metavar="NAME",
 )
@@ -213,9 +213,7 @@ _share(
     default="runs/ledger.db",
     show_envvar=True,
 )
-_share(
-    "--log", "Log of served requests, such as served.", name="logs", type=FILE, multiple=True
-)
+_share("--log", "Log of served requests, such as served.", name="logs", type=FILE, multiple=True)
 _share(
     "--max-new-tokens",
     "Largest number of new tokens per response, such as 64.",

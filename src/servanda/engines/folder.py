@@ -227,8 +227,9 @@ def weight_files(folder: Path) -> list[Path]:
         with reading(folder / INDEX):
             places = read_json(folder / INDEX)["weight_map"]
             names = sorted(set(places.values()))
-            if odd := [name for name in names if Path(name).name != name or "\\" in name]:
-                raise ValueError(f"{odd[0]!r} is no name of a file beside it")
+            odd = (n for n in names if {"..", "/"} & {*Path(n).parts} or "\\" in n)
+            if (name := next(odd, None)) is not None:
+                raise ValueError(f"{name!r} is no file of this folder")
     missing = [name for name in names if not (folder / name).is_file()]
     if missing:
         other = sorted(p.name for p in folder.glob("*.bin"))

@@ -197,7 +197,7 @@ def test_rows_that_are_put_back_come_out_first_again():
         ({"index": 0}, "'run' is missing"),
         (row(**{"x-chance": 0.0}), "'x-chance' is 0.0, not a probability of 1e-09 to 1"),
         (row(**{"x-chance": 1e-300}), "'x-chance' is 1e-300, not a probability of 1e-09 to 1"),
-        (row(**{"x-chance": True}), "'x-chance' is True, not a probability of 1e-09 to 1"),
+        (row(**{"x-chance": True}), "'x-chance' is true, not a probability of 1e-09 to 1"),
         (row(**{"x-drawn": [1]}), "'x-drawn' is no object of slices and chances"),
     ],
 )

@@ -112,7 +112,7 @@ def test_psycopg_is_not_installed(monkeypatch):
     real = builtins.__import__
 
     def missing(name, *rest, **how):
-        if name.startswith("servanda.promotion.ledger.postgres"):
+        if name.startswith("servanda.promotion.ledger.ledger"):
             raise ModuleNotFoundError("No module named 'psycopg'")
         return real(name, *rest, **how)
 
@@ -146,7 +146,7 @@ def test_an_entry_is_kept_though_its_witness_is_not(where, swift_path, monkeypat
 
 
 def test_another_process_that_does_not_let_go(tmp_path, monkeypatch):
-    monkeypatch.setattr("servanda.promotion.ledger.sqlite.PATIENCE_S", 0)
+    monkeypatch.setattr("servanda.promotion.ledger.ledger.PATIENCE_S", 0)
     path = tmp_path / "ledger.db"
     with open_ledger(str(path)) as ledger:
         other = sqlite3.connect(path, isolation_level=None)

@@ -5,9 +5,13 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+import psycopg
 
 from servanda.promotion.ledger.entry import Damaged, Entry, LedgerError, Outrun, Record, Row
 from servanda.promotion.ledger.export import SUFFIX, ExportedStore
@@ -20,9 +24,297 @@ from servanda.promotion.ledger.hash_chain import (
     opened,
     sealed,
 )
-from servanda.promotion.ledger.sqlite import SqliteStore
-from servanda.promotion.ledger.store import META, SCHEMA, Foreign, Store
-from servanda.promotion.ledger.witness import Witness, missing
+from servanda.promotion.ledger.store import (
+    ABSENT,
+    META,
+    PATIENCE_S,
+    SCHEMA,
+    TABLE,
+    Foreign,
+    Queries,
+    Store,
+)
+from servanda.promotion.ledger.witness import Witness, locked, missing
+from servanda.promotion.sql.postgres import Database, fetched, lost
+from servanda.promotion.sql.sqlite import FAILURES, SqliteFile
+
+# A ledger in an SQLite file: for one machine, on a local disk (not over a network).
+
+
+_PROBLEMS = 20  # most SQLite findings shown
+# SQLite's messages for a damaged file or catalogue
+_BROKEN = ("malformed", "no such", "unsupported file format", "corrupt")
+_ELSEWHERE = "give another location for the ledger"
+_RUN = f"{TABLE}_run"
+# name -> its DDL; the catalogue stores these texts, and `faults` compares them
+_LAYOUT = {
+    META: f"CREATE TABLE {META} (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
+    TABLE: f"CREATE TABLE {TABLE} (seq INTEGER PRIMARY KEY, run TEXT NOT NULL, "
+    "n INTEGER NOT NULL, at REAL NOT NULL, actor TEXT NOT NULL, kind TEXT NOT NULL, "
+    "body TEXT NOT NULL, prev TEXT NOT NULL, hash TEXT NOT NULL, UNIQUE (run, n))",
+    **{
+        f"{table}_{verb.lower()}": f"CREATE TRIGGER {table}_{verb.lower()} BEFORE {verb} ON "
+        f"{table} BEGIN SELECT RAISE(ABORT, 'a ledger is append-only'); END"
+        for table in (META, TABLE)
+        for verb in ("UPDATE", "DELETE")
+    },
+    # INSERT OR REPLACE does not fire a DELETE trigger
+    f"{TABLE}_insert": f"CREATE TRIGGER {TABLE}_insert BEFORE INSERT ON {TABLE} "
+    f"WHEN NEW.seq <> (SELECT coalesce(max(seq), 0) + 1 FROM {TABLE}) OR NEW.n <> "
+    f"(SELECT coalesce(max(n), 0) + 1 FROM {TABLE} WHERE run = NEW.run) "
+    "BEGIN SELECT RAISE(ABORT, 'a ledger is append-only'); END",
+    # ordered by seq, which SQLite has in every index: otherwise each page sorts the whole run
+    _RUN: f"CREATE INDEX {_RUN} ON {TABLE} (run)",
+}
+
+
+class SqliteStore(SqliteFile, Queries):
+    """See `Store`.
+
+    Args:
+        path: path of the file.
+        mark: mark of the key, stored when a ledger is created.
+        create: whether to create a missing ledger.
+        reading: open read-only; the file is not modified.
+
+    Raises:
+        Foreign: there is no ledger, or another kind of file.
+        Damaged: the file is damaged.
+        LedgerError: it cannot be opened or created.
+    """
+
+    tables = tuple(_LAYOUT.values())
+
+    def __init__(self, path: Path, mark: str, *, create: bool, reading: bool = False) -> None:
+        self.name, self.path = str(path), path
+        self._find(create)
+        self._db = self._opened("mode=ro" if reading else "mode=rwc")
+        try:
+            if reading:
+                self._make_readable()
+            begun = self.recognised(create)
+            if not reading:
+                with LedgerError.of_system(f"{path} cannot be written", _ELSEWHERE), locked(path):
+                    self._log_ahead()
+                if not begun:
+                    self.create(mark)
+        except BaseException:
+            self._db.close()
+            raise
+
+    def _find(self, create: bool) -> None:
+        """Create the folder of a new ledger; an existing file needs none."""
+        path = self.path
+        with LedgerError.of_system(f"{path} cannot be read"):
+            # not read here: closing any file of a database releases SQLite's locks on it
+            if path.exists() and path.stat().st_size > 0:
+                return
+        if not create:
+            raise Foreign(f"no ledger at {path}", hint=ABSENT)
+        with LedgerError.of_system(f"{path} cannot be created", _ELSEWHERE):
+            path.parent.mkdir(parents=True, exist_ok=True)
+
+    def _opened(self, how: str) -> sqlite3.Connection:
+        db = self._connect(PATIENCE_S, how)
+        # invalid text is shown as it is, and has another hash
+        db.text_factory = lambda data: data.decode("utf-8", "surrogateescape")
+        return db
+
+    def _make_readable(self) -> None:
+        """Connect in another way to a file in a folder without write permission."""
+        try:
+            self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        except sqlite3.OperationalError:
+            log = self.path.with_name(f"{self.path.name}-wal")
+            if log.exists() and log.stat().st_size:
+                return  # entries may be only in the write-ahead log
+            self._db.close()
+            self._db = self._opened("immutable=1")
+        except FAILURES:
+            pass  # the next access reports it
+
+    def begun(self) -> bool:
+        names = {name for (name,) in self._all("SELECT name FROM sqlite_master")}
+        if names and not {TABLE, META} & names:
+            raise Foreign(f"{self.path} is an SQLite file without a ledger", hint=_ELSEWHERE)
+        return bool(names)
+
+    def faults(self) -> Iterator[str]:
+        try:
+            made = dict(self._all("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL"))
+            if made != _LAYOUT:
+                odd = sorted(n for n in {*made, *_LAYOUT} if made.get(n) != _LAYOUT.get(n))
+                yield f"the file is not laid out as servanda does: {', '.join(odd)}"
+            for (text,) in self._all(f"PRAGMA integrity_check({_PROBLEMS})"):
+                if text != "ok":
+                    yield f"SQLite finds: {' '.join(text.split())}"
+        except Damaged as error:
+            yield error.problems[0].message
+
+    def _failure(self, error: Exception, *, committing: bool = False) -> LedgerError:
+        text = str(error)
+        if committing:
+            return LedgerError(
+                f"{self.path}: {text}; it is not known whether the entries were kept",
+                hint="check that the disk works and has free space, then read the run again",
+            )
+        if "not a database" in text:
+            return Foreign(
+                f"{self.path} is not an SQLite file",
+                hint="give another location for the ledger; an exported one ends in .jsonl",
+            )
+        # the base class means corruption; before Python 3.11 its text may be empty
+        corrupt = type(error) in (sqlite3.DatabaseError, UnicodeDecodeError, MemoryError)
+        if corrupt or any(word in text for word in _BROKEN):
+            return Damaged(
+                f"{self.path} is damaged: {text or 'SQLite cannot read it'}",
+                hint="`servanda promotion ledger verify` lists the readable entries; restore "
+                "a copy",
+            )
+        if "locked" in text:
+            return LedgerError(
+                f"{self.path}: another process has been writing for {PATIENCE_S} s",
+                hint="wait for it, or stop it; nothing was written",
+            )
+        if "closed" in text:
+            return LedgerError(f"{self.path} was closed", hint="open the ledger again")
+        return LedgerError(
+            f"{self.path}: {text}",
+            hint="check that the disk is local and writable, and has free space",
+        )
+
+
+# A ledger in a PostgreSQL database: for several machines.  psycopg 3, of the extra [postgres].
+#
+# Writers need only SELECT and INSERT.  They queue on an advisory lock, so that seq has no gaps (a
+# server sequence would have gaps after rollbacks).
+
+
+LINE = 0x5365727661  # the advisory lock of all writers of one database
+_REFUSE = f"{TABLE}_refuse"
+_PG_LAYOUT = (
+    f"CREATE TABLE {META} (name text PRIMARY KEY, value text NOT NULL)",
+    f"CREATE TABLE {TABLE} (seq bigint PRIMARY KEY, run text NOT NULL, n bigint NOT NULL, "
+    "at double precision NOT NULL, actor text NOT NULL, kind text NOT NULL, "
+    "body text NOT NULL, prev text NOT NULL, hash text NOT NULL, UNIQUE (run, n))",
+    f"CREATE FUNCTION {_REFUSE}() RETURNS trigger LANGUAGE plpgsql AS "
+    "$$ BEGIN RAISE EXCEPTION 'a ledger is append-only'; END $$",
+    *(
+        statement
+        for table in (META, TABLE)
+        for statement in (
+            f"CREATE TRIGGER {table}_kept BEFORE UPDATE OR DELETE OR TRUNCATE ON {table} "
+            f"FOR EACH STATEMENT EXECUTE FUNCTION {_REFUSE}()",
+            # replication's sessions too
+            f"ALTER TABLE {table} ENABLE ALWAYS TRIGGER {table}_kept",
+        )
+    ),
+    # otherwise each page sorts the whole run
+    f"CREATE INDEX {TABLE}_run ON {TABLE} (run, seq)",
+)
+
+
+class PostgresStore(Queries):
+    """See `Store`.
+
+    Args:
+        url: postgresql://[user[:password]@]host[:port]/database[?options], as of libpq.
+        mark: mark of the key, stored when a ledger is created.
+        create: whether to create a missing ledger.
+
+    Raises:
+        Foreign: there is no ledger.
+        LedgerError: the server cannot be reached or refuses.
+    """
+
+    tables = _PG_LAYOUT
+
+    def __init__(self, url: str, mark: str, *, create: bool) -> None:
+        self._database = Database(
+            url, "ledger", LedgerError, patience_s=PATIENCE_S, idle_s=PATIENCE_S / 2
+        )
+        self.name, self._db = self._database.name, self._database.connect()
+        self._in_transaction = False
+        # each statement after the lock sees earlier commits
+        self._db.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
+        try:
+            if not self.recognised(create):
+                self.create(mark)
+        except BaseException:
+            self._db.close()
+            raise
+
+    def begun(self) -> bool:
+        # not by to_regclass: after waiting for the lock its cache is out of date
+        query = "SELECT 1 FROM pg_catalog.pg_class WHERE relname = ? AND pg_table_is_visible(oid)"
+        return bool(self._all(query, META))
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        self._refuse_closed()
+        try:
+            with self._db.transaction():
+                self._database.settle(self._db, local=True)
+                self._db.execute("SELECT pg_advisory_xact_lock(%s)", (LINE,))
+                self._in_transaction = True
+                yield
+        except psycopg.Error as error:
+            raise self._translated(error, writing=True) from None
+        finally:
+            self._in_transaction = False
+
+    def faults(self) -> Iterator[str]:
+        query = (
+            "SELECT tgname FROM pg_trigger WHERE tgrelid = to_regclass(?) AND tgenabled = 'A' "
+            "AND NOT tgisinternal"
+        )
+        for table in (META, TABLE):
+            if (f"{table}_kept",) not in self._all(query, table):
+                yield f"the trigger that keeps {table} from being changed is gone or disabled"
+
+    def close(self) -> None:
+        self._db.close()
+
+    def _all(self, query: str, *values: object) -> list[tuple]:
+        self._refuse_closed()
+        try:
+            return fetched(self._db, query, *values)
+        except psycopg.Error as error:
+            if self._in_transaction:
+                raise  # `writing` translates it: it knows whether the entries may be stored
+            raise self._translated(error) from None
+
+    def _refuse_closed(self) -> None:
+        if self._db.closed:
+            raise LedgerError(
+                f"the connection to {self.name} is closed", hint="open the ledger again"
+            )
+
+    def _translated(self, error: psycopg.Error, *, writing: bool = False) -> LedgerError:
+        text, state = self._database.message(error), error.sqlstate or ""
+        if lost(self._db, error):
+            what = f"the connection to {self.name} was lost"
+            if not writing:
+                return LedgerError(f"{what}: {text}", hint="open the ledger again")
+            return LedgerError(
+                f"{what}; it is not known whether the entry was kept; read the run again",
+                hint=f"open the ledger again; the server said: {text}",
+            )
+        if isinstance(error, psycopg.errors.LockNotAvailable):
+            return LedgerError(
+                f"{self.name}: another process has been writing for {PATIENCE_S} s",
+                hint="wait for it, or stop it; nothing was written",
+            )
+        if state.startswith(("XX", "42P01", "42703")):
+            return Damaged(f"{self.name} is damaged: {text}", hint="restore a copy")
+        if isinstance(error, psycopg.errors.InsufficientPrivilege):
+            hint = (
+                "the role needs SELECT and INSERT on the tables, and CREATE to begin a ledger; "
+                "?options=-csearch_path%3DNAME in the URL names a schema"
+            )
+            return LedgerError(f"{self.name}: {text}", hint=hint)
+        return LedgerError(f"{self.name}: {text}", hint="nothing was written" if writing else "")
+
 
 _SERVERS = ("postgresql", "postgres")
 _LOOK = "`servanda promotion ledger verify` lists every altered entry; restore a copy"
@@ -199,7 +491,7 @@ def _open(where: str, witness: Path | None, key: bytes, *, reading: bool) -> Led
     create = not reading and head is None
     try:
         if path is None:
-            from servanda.promotion.ledger.postgres import PostgresStore
+            from servanda.promotion.ledger.ledger import PostgresStore
 
             store: Store = PostgresStore(where, mark, create=create)
         elif path.suffix == SUFFIX:
