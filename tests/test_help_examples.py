@@ -146,7 +146,9 @@ def folder(tmp_path_factory):
 def test_an_example_of_a_help_text_is_answered(folder, name, param, value, tmp_path, monkeypatch):
     if {(name, None), (name, param.opts[0])} & READ:
         words = typed(EXAMPLES[name][0], param, value)
-        COMMANDS[name].make_context(name, words, parent=click.Context(main))
+        COMMANDS[name].make_context(
+            name, words, parent=click.Context(main, **main.context_settings)
+        )
         return
     own = shutil.copytree(folder, tmp_path / "own", symlinks=True)
     monkeypatch.chdir(own)

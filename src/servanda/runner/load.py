@@ -150,15 +150,10 @@ def named_files(contract: Contract) -> Iterator[tuple[Place, str]]:
         files = {name: getattr(kernel, name) for name in ("model", "adapter", "python")}
         files["options"] = draft_of(kernel.options)
         yield from (((*place, name), file) for name, file in files.items() if file is not None)
-    yield from _reward_file(contract)
+    if (reward := file_and_function((contract.reward and contract.reward.of) or "")) is not None:
+        yield ("reward", "of"), reward[0]
     if contract.trend and contract.trend.reference:
         yield ("trend", "reference"), contract.trend.reference
-
-
-def _reward_file(contract: Contract) -> Iterator[tuple[Place, str]]:
-    parts = file_and_function((contract.reward and contract.reward.of) or "")
-    if parts is not None:
-        yield ("reward", "of"), parts[0]
 
 
 def beside(contract: Contract, folder: Path) -> Contract:
