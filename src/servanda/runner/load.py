@@ -143,17 +143,24 @@ def named_files(contract: Contract) -> Iterator[tuple[Place, str]]:
         *((("workloads", name), workload) for name, workload in named),
         (("golden",), contract.golden),
     ]
-    yield from (
-        ((*place, "prompts"), part.prompts) for place, part in parts if part and part.prompts
-    )
+    for place, part in parts:
+        if part and part.prompts:
+            yield (*place, "prompts"), part.prompts
     for place, kernel in kernels_of(contract):
         files = {name: getattr(kernel, name) for name in ("model", "adapter", "python")}
         files["options"] = draft_of(kernel.options)
-        yield from (((*place, name), file) for name, file in files.items() if file is not None)
-    if (reward := file_and_function((contract.reward and contract.reward.of) or "")) is not None:
-        yield ("reward", "of"), reward[0]
+        for name, file in files.items():
+            if file is not None:
+                yield (*place, name), file
+    yield from _reward_file(contract)
     if contract.trend and contract.trend.reference:
         yield ("trend", "reference"), contract.trend.reference
+
+
+def _reward_file(contract: Contract) -> Iterator[tuple[Place, str]]:
+    parts = file_and_function((contract.reward and contract.reward.of) or "")
+    if parts is not None:
+        yield ("reward", "of"), parts[0]
 
 
 def beside(contract: Contract, folder: Path) -> Contract:
