@@ -21,11 +21,7 @@ GRADES: tuple[Grade, ...] = get_args(Grade)  # strongest first
 
 def digest_of(value: object) -> str:
     """The digest of any JSON value, 16 bytes in hex."""
-    return digest_of_bytes(json.dumps(value, sort_keys=True).encode())
-
-
-def digest_of_bytes(data: bytes) -> str:
-    """The digest of raw bytes, 16 bytes in hex."""
+    data = json.dumps(value, sort_keys=True).encode()
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
