@@ -21,9 +21,15 @@ volumes:
     secret: {secretName: {{ .Values.keys }}, defaultMode: 0440, items: [{key: keys.yaml, path: keys.yaml}]}
   - name: tmp
     emptyDir: {}
-{{- with .Values.models }}
-  - name: models
-    persistentVolumeClaim: {claimName: {{ . }}, readOnly: true}
+{{- range $name, $claim := dict "models" .Values.models "prompts" .Values.promptsClaim }}
+{{- if $claim }}
+  - name: {{ $name }}
+    persistentVolumeClaim: {claimName: {{ $claim }}, readOnly: true}
+{{- end }}
+{{- end }}
+{{- with .Values.tls }}
+  - name: tls
+    secret: {secretName: {{ . }}, defaultMode: 0440}
 {{- end }}
 {{- end -}}
 
@@ -37,8 +43,37 @@ volumeMounts:
   - {name: contract, mountPath: /etc/servanda, readOnly: true}
   - {name: keys, mountPath: /etc/servanda-keys, readOnly: true}
   - {name: tmp, mountPath: /tmp}
-{{- if .Values.models }}
-  - {name: models, mountPath: /models, readOnly: true}
+{{- range $name, $claim := dict "models" .Values.models "prompts" .Values.promptsClaim }}
+{{- if $claim }}
+  - {name: {{ $name }}, mountPath: /{{ $name }}, readOnly: true}
+{{- end }}
+{{- end }}
+{{- if .Values.tls }}
+  - {name: tls, mountPath: /etc/servanda-tls, readOnly: true}
+{{- end }}
+{{- end -}}
+
+{{/* the options of both listeners */}}
+{{- define "servanda.tls" -}}
+{{- if .Values.tls }}, --tls-cert, /etc/servanda-tls/tls.crt, --tls-key, /etc/servanda-tls/tls.key{{ end }}
+{{- end -}}
+
+{{/* a probe's scheme */}}
+{{- define "servanda.scheme" -}}
+{{- if .Values.tls }}, scheme: HTTPS{{ end }}
+{{- end -}}
+
+{{/* further options, each in quotes */}}
+{{- define "servanda.args" -}}
+{{- range . }}, {{ . | toString | quote }}{{ end }}
+{{- end -}}
+
+{{/* one leader by its Service, and several by their pods */}}
+{{- define "servanda.leaders" -}}
+{{- $scheme := ternary "https" "http" (ne .Values.tls "") }}
+{{- if eq (int .Values.leader.replicas) 1 }}, --leader, "{{ $scheme }}://{{ .Release.Name }}-leader:8081"
+{{- else }}
+{{- range $i := until (int .Values.leader.replicas) }}, --leader, "{{ $scheme }}://{{ $.Release.Name }}-leader-{{ $i }}.{{ $.Release.Name }}-leaders:8081"{{ end }}
 {{- end }}
 {{- end -}}
 

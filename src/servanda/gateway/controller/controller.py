@@ -10,7 +10,7 @@ import os
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from threading import Condition, Event, RLock, Thread
 from typing import Any
@@ -539,7 +539,9 @@ class Controller:
     def status(self) -> ControllerStatus:
         now, worker, state = self._clock(), self._worker, self._state
         rules, routing, snapshot = state.rules, state.routing, state.snapshot
-        behind = self._behind()  # disk access may be slow; gateways do not wait for it
+        behind = 0  # disk access may be slow; gateways do not wait for it
+        with suppress(ServandaError):  # the status shows the problem of the store
+            behind = self._state.store.behind()
         with worker.lock:
             gateways = worker.gateways
             shares = gateways.shares(now)
@@ -582,12 +584,6 @@ class Controller:
                 effects=self._outbox.missed,
                 moved_s=self._clock.moved_s if isinstance(self._clock, SteadyClock) else 0.0,
             )
-
-    def _behind(self) -> int:
-        try:
-            return self._state.store.behind()
-        except ServandaError:
-            return 0  # the status shows the problem of the store
 
     def close(self) -> None:
         """Stop the threads and the engine; stored data is kept."""

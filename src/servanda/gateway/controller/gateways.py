@@ -150,7 +150,7 @@ class Gateways:
                 most=most if pool == "stable" else None,
                 open_at=sum(_mapping(g.counts, "pools").get(pool) == "open" for g in alive),
                 replicas=tuple(
-                    _replica(replica, [_of_replica(g, pool, replica) for g in alive])
+                    _replica(replica, [_mapping(g.counts, "servers").get(pool) for g in alive])
                     for replica in declared[pool]
                 ),
             )
@@ -201,14 +201,10 @@ class Gateways:
         return math.fsum(g.largest("peak", now).get(pool, 0.0) for g in self._alive(now))
 
 
-def _of_replica(gateway: _Gateway, pool: str, replica: Replica) -> Mapping[str, Any]:
-    """What a gateway reports about a replica; empty if nothing."""
-    servers = _mapping(_mapping(gateway.counts, "servers"), pool)
-    return _mapping(servers, base_of(replica.url))
-
-
-def _replica(replica: Replica, reports: Sequence[Mapping[str, Any]]) -> ReplicaStatus:
-    told = [report for report in reports if isinstance(report.get("up"), bool)]
+def _replica(replica: Replica, servers: Sequence[Any]) -> ReplicaStatus:
+    """The status of a replica, from what each gateway reports about the servers of its pool."""
+    of = (_mapping(known, base_of(replica.url)) for known in servers if isinstance(known, Mapping))
+    told = [report for report in of if isinstance(report.get("up"), bool)]
     out = [report for report in told if not report["up"]]
     return ReplicaStatus(
         url=base_of(replica.url),

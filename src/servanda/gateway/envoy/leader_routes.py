@@ -114,11 +114,8 @@ class LeaderRoutes:
         if problem and problem != self._said:
             self._say(f"! no routes, asked every second: {problem}")
         if not problem and self._said != _FOLLOWED:
-            self._say(f"routes of {self._name} are followed")
+            followed = self.router.snapshot.name if self.router.snapshot is not None else ""
+            self._say(f"routes of {followed} are followed")
             if self.router.counts_tokens:
                 self._say(_TOKENS)
         self._said = problem or _FOLLOWED
-
-    @property
-    def _name(self) -> str:
-        return self.router.snapshot.name if self.router.snapshot is not None else ""

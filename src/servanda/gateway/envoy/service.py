@@ -234,7 +234,7 @@ class Processor:
                     ask = Ask(headers.get(":path", ""), headers, id=self._routes.new_id())
                     done = message.request_headers.end_of_stream
                     if done or mode not in (_BUFFERED, _PARTLY, _DUPLEX):
-                        replies, done = iter([self._headers(ask)]), True
+                        replies, done = iter([self._reply(kind, ask)]), True
                     elif mode != _DUPLEX:
                         go_on = self._pb.ProcessingResponse()
                         go_on.request_headers.response.status = self._pb.CommonResponse.CONTINUE
@@ -250,7 +250,7 @@ class Processor:
                     else:  # one message; a partial one does not end the stream
                         whole = done or mode != _PARTLY
                         full = replace(ask, body=bytes(body), whole=whole)
-                        replies, done = iter([self._body(full)]), True
+                        replies, done = iter([self._reply(kind, full)]), True
                 elif kind == "request_trailers":
                     reply = self._pb.ProcessingResponse()
                     reply.request_trailers.SetInParent()
@@ -264,14 +264,10 @@ class Processor:
             if done:
                 return
 
-    def _headers(self, ask: Ask) -> Any:
+    def _reply(self, part: str, ask: Ask) -> Any:
+        """A reply to the headers or the body, with the route."""
         reply = self._pb.ProcessingResponse()
-        self._route(reply.request_headers.response, ask)
-        return reply
-
-    def _body(self, ask: Ask) -> Any:
-        reply = self._pb.ProcessingResponse()
-        self._route(reply.request_body.response, ask)
+        self._route(getattr(reply, part).response, ask)
         return reply
 
     def _duplex(self, ask: Ask, body: bytes, *, end: bool) -> Iterator[Any]:
@@ -280,7 +276,7 @@ class Processor:
         Args:
             end: whether the body ends the request; otherwise trailers do.
         """
-        yield self._headers(replace(ask, body=body))
+        yield self._reply("request_headers", replace(ask, body=body))
         for at in range(0, max(1, len(body)), _CHUNK):
             reply = self._pb.ProcessingResponse()
             part = reply.request_body.response.body_mutation.streamed_response

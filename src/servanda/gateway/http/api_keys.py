@@ -87,7 +87,12 @@ class Keys:
             ContractError: it cannot be read, or all its problems, each with its place and without
                 keys.
         """
-        data, places = _listed(_text_of(path), str(path))
+        hint = f"give a file of keys: {_FORM}"
+        with ContractError.of_system(f"{path} cannot be read", hint=hint), path.open("rb") as file:
+            text = file.read(_LARGEST + 1)
+        if len(text) > _LARGEST:
+            raise ContractError(f"{path} is larger than {_LARGEST:,} bytes", hint=_FORM)
+        data, places = _listed(text.decode("utf-8-sig", "surrogateescape"), str(path))
         problems = sorted(
             _problems(data, places, environ),
             key=lambda p: (p.where.line, p.where.column) if p.where else (0, 0),
@@ -95,7 +100,9 @@ class Keys:
         if problems:
             raise ContractError.all(problems)
         held = ((h["name"], h["role"], _key_of(h, environ)) for h in data)
-        return cls(*held, warning=_warning(path))
+        shared = os.name == "posix" and path.stat().st_mode & 0o077
+        warning = f"{path} can be read by others than its owner: chmod 600 {path}" if shared else ""
+        return cls(*held, warning=warning)
 
     def plus(self, *held: tuple[str, Role, str]) -> Keys:
         """These keys plus those of further holders: (name, role, key) of each."""
@@ -164,15 +171,6 @@ def _given(authorization: str | None) -> str:
     except (binascii.Error, ValueError):
         return ""
     return text.partition(":")[2]
-
-
-def _text_of(path: Path) -> str:
-    unread = ContractError.of_system(f"{path} cannot be read", hint=f"give a file of keys: {_FORM}")
-    with unread, path.open("rb") as file:
-        data = file.read(_LARGEST + 1)
-    if len(data) > _LARGEST:
-        raise ContractError(f"{path} is larger than {_LARGEST:,} bytes", hint=_FORM)
-    return data.decode("utf-8-sig", "surrogateescape")
 
 
 def _listed(text: str, name: str) -> tuple[list[Any], Marks]:
@@ -268,9 +266,3 @@ def _amiss(holder: dict[str, Any], environ: Mapping[str, str]) -> Iterator[tuple
 
 def _key_of(holder: dict[str, Any], environ: Mapping[str, str]) -> str:
     return environ[holder["key_env"]] if "key_env" in holder else holder["key"]
-
-
-def _warning(path: Path) -> str:
-    if os.name != "posix" or not path.stat().st_mode & 0o077:
-        return ""
-    return f"{path} can be read by others than its owner: chmod 600 {path}"

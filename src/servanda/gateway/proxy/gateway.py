@@ -210,15 +210,12 @@ class Gateway:
         user = ""
         with self.observers.counters:
             self.counts.decided(decision)
-            user = self._user_hash(request, exchange) if decision.sampled else ""
+            if decision.sampled:  # a keyed hash, because evidence must come from several users
+                user = exchange.head.session or request.user or exchange.address
+                who = f"key {exchange.holder}" if exchange.holder else f"user {user}"
+                salt = bytes.fromhex(self.snapshot.salt) if self.snapshot is not None else b""
+                user = pseudonym(salt, who)
         return RoutedRequest(request, path, facts, decision, user, exchange.client)
-
-    def _user_hash(self, request: CompletionRequest, exchange: Exchange) -> str:
-        """A keyed hash of the user, because evidence must come from several users."""
-        user = exchange.head.session or request.user or exchange.address
-        who = f"key {exchange.holder}" if exchange.holder else f"user {user}"
-        salt = bytes.fromhex(self.snapshot.salt) if self.snapshot is not None else b""
-        return pseudonym(salt, who)
 
     def enter(self, name: Pool, client: str, session: str = "") -> PoolServer:
         """The server of a request: one of the decided pool, or of stable if infer has none.

@@ -452,10 +452,9 @@ def open_ledger(
         if isinstance(ledger.store, ExportedStore):
             for fault in ledger.store.faults():
                 raise Damaged(fault, hint="export the ledger again")
-        _refuse_schema(ledger.store)
-        if refusal := _other_key(ledger):
-            raise LedgerError(refusal, hint="open it with the key that it was created with")
         for fault in _altered(ledger, proven=False):
+            if _other_key(ledger, ledger.store.marks().get("mark")):
+                raise LedgerError(fault, hint="open it with the key that it was created with")
             raise Damaged(f"{ledger.store.name}: {fault}", hint=_LOOK)
         ledger.refuse_missing()
     except BaseException:
@@ -512,51 +511,38 @@ def _open(where: str, witness: Path | None, key: bytes, *, reading: bool) -> Led
     return Ledger(store, beside, key)
 
 
-def _refuse_schema(store: Store) -> None:
-    """Refuse a ledger of another schema.
-
-    Raises:
-        LedgerError: it is one.
-    """
-    if isinstance(store, ExportedStore):
-        return  # its lines have the fields of a row, and no more
-    stored = store.marks().get("schema")
-    found = int(stored) if isinstance(stored, str) and stored.isdecimal() else stored
-    anew = "start a new ledger: give another location for it"
-    LedgerError.refuse_form(store.name, found, SCHEMA, anew)
-
-
 def _altered(ledger: Ledger, *, proven: bool) -> Iterator[str]:
     """The faults of the rows that the creation of a ledger wrote (`marks`).
 
-    The schema and the key determine them, so that each is compared with the only value that it can
-    have; what the chain covers is proved by them in turn.
+    Schema and key determine them: each is compared with the only value that it can have.
 
     Args:
-        proven: whether all entries, of which there are some, have their hashes under this key, so
-            that schema and key are those of the ledger.
+        proven: whether there are entries and all have their hashes, so that schema and key are
+            those of the ledger.
 
     Raises:
         LedgerError: the ledger has another schema, and nothing proves the opposite.
     """
+    marks = ledger.store.marks()
     if isinstance(ledger.store, ExportedStore):
         return
-    marks = ledger.store.marks()
     made = {"schema": str(SCHEMA), "mark": mark_of(ledger.key)}
     if not proven:
-        _refuse_schema(ledger.store)
-        if refusal := _other_key(ledger):
+        stored = marks.get("schema")
+        found = int(stored) if isinstance(stored, str) and stored.isdecimal() else stored
+        anew = "start a new ledger: give another location for it"
+        LedgerError.refuse_form(ledger.store.name, found, SCHEMA, anew)
+        if refusal := _other_key(ledger, marks.get("mark")):
             yield refusal
-            made["mark"] = marks["mark"]
+            return
     for name in sorted({*made, *marks}, key=str):  # an edited store may contain any
         if marks.get(name) != made.get(name):
             what = "gone" if name not in marks else "changed" if name in made else "not of servanda"
             yield f"the row {name!r} of {META} is {what}"
 
 
-def _other_key(ledger: Ledger) -> str:
+def _other_key(ledger: Ledger, mark: str | None) -> str:
     """The message for a key that the ledger was not created with; "" if it was."""
-    mark = ledger.store.marks().get("mark")
     if mark in (None, mark_of(ledger.key)):
         return ""
     if mark == mark_of(b""):

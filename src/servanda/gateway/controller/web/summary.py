@@ -47,7 +47,7 @@ def state(slice_: SliceStatus) -> State:
         return State("–", "not watched", "plain")
     if slice_.status == "active" and not slice_.scored:
         return State("?", "without evidence", "open")
-    if _breaks_limit(slice_):
+    if slice_.status == "suspect" and any(cell.nearness >= 1 for cell in slice_.cells):
         return State("✗", "above its limit", "bad")
     would = "" if slice_.acts or slice_.status in ("active", "suspect") else "would be "
     sound = slice_.status == "active" and all(map(within_limit, slice_.cells))
@@ -118,12 +118,6 @@ def is_acted_on(slice_: SliceStatus) -> bool:
 def returns(slice_: SliceStatus) -> bool:
     """Whether a slice is or was diverted, so that the return test applies to it."""
     return slice_.status not in ("active", "suspect")
-
-
-def _breaks_limit(slice_: SliceStatus) -> bool:
-    """Whether an e-value is at its alarm threshold and the slice is not diverted."""
-    paid = any(cell.nearness >= 1 for cell in slice_.cells)
-    return paid and slice_.status == "suspect" and not is_diverted(slice_)
 
 
 def _diverted_share(
