@@ -167,11 +167,16 @@ def check_one(rng):
     found = reply_of(rng, added=True)
     data = json.dumps(found).encode()
     wish, capture = captured(rng, kind)
-    told, meant = capture.reply(data), unasked(found, wish)
-    if meant is None:
-        assert told == data
-    elif told != data or without_nulls(json.loads(data)) != without_nulls(meant):
-        assert without_nulls(json.loads(told)) == without_nulls(meant)
+    meant = unasked(found, wish)
+    told = [capture.reply(data), capture.feed(b"data: " + data + b"\n\n")[6:-2]]
+    if meant is None or capture.broken == "malformed":  # it cannot be read
+        assert told == [data] * 2 and (meant is None or b"\\ud800" in data)
+    else:
+        for text in told if told[1] else told[:1]:
+            assert without_nulls(json.loads(text)) == without_nulls(meant)
+        # an event is left out where there is nothing else in it
+        choices = meant.get("choices", [])
+        assert told[1] or all(one.get("delta") == {} for one in choices)
     json.dumps([capture.answer(), capture.prompt, capture.odd, capture.prompt_tokens])
 
     for data in (bytes_of(rng), stream_of(rng)):
@@ -218,7 +223,9 @@ def test_a_gateway_gives_a_sampled_client_the_bytes_of_any_other():
             assert found[0].content == found[1].content and found[0].content.startswith(data)
             assert [one.status_code for one in found] == [200, 200]
             assert whole or CUT in found[1].content
-        assert running.idle().counts.sampled == 160 and not running.gateway.counts.observer_failed
+        assert running.idle().counts.sampled == 160 and not any(
+            running.gateway.counts.observer_failed.values()
+        )
 
 
 SECRET = "the words of a user"
@@ -270,10 +277,8 @@ def test_an_observer_that_fails_costs_no_one_an_answer(
                 left[0] = 0
             counts = running.idle().counts.report()
 
-        assert counts["observer_failed"][observer] > 0 and {*counts["observer_failed"]} == {
-            observer
-        }
-    said = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+        assert {name for name, n in counts["observer_failed"].items() if n} == {observer}
+    said = [record.getMessage() for record in caplog.records if "servanda" in record.name]
     assert len(said) == 1 and SECRET not in caplog.text
     assert re.match(rf"observer {observer} failed: RuntimeError at tests\S+:\d+; ", said[0])
 

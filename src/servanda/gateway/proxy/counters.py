@@ -82,7 +82,8 @@ class Counts:
         log: the problem of the log of sampled requests, "" if none.
         prompts: of sampled responses, whether infer ran the same prompt tokens as stable: "equal",
             "other", or "unknown" if stable did not report them.
-        observer_failed: observer -> exceptions that cost no user an answer, see `Guard`.
+        observer_failed: observer -> its exceptions, see `Guard`; each begins at 0, so that a first
+            one is an increase.
     """
 
     decisions: dict[str, int] = field(default_factory=dict)
@@ -108,7 +109,7 @@ class Counts:
     refused_keys: dict[str, int] = field(default_factory=dict)
     reflexes: dict[str, int] = field(default_factory=dict)
     prompts: dict[str, int] = field(default_factory=dict)
-    observer_failed: dict[str, int] = field(default_factory=dict)
+    observer_failed: dict[str, int] = field(default_factory=lambda: dict.fromkeys(OBSERVERS, 0))
     log: str = ""
 
     def decided(self, decision: Decision) -> None:

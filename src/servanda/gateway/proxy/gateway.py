@@ -150,11 +150,13 @@ class Gateway:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-        self.launches.end()
+        with self.observers.log:
+            self.launches.end()
 
     async def close(self) -> None:
-        if self.log is not None:
-            self.log.close()
+        with self.observers.log:
+            if self.log is not None:
+                self.log.close()
         for pool in self.pools.values():
             await pool.close()
 

@@ -72,9 +72,9 @@ class LogprobCapture:
 
     def reply(self, body: bytes) -> bytes:
         """The client's version of a reply that is not streamed."""
-        stripped = self._stripped(body)
+        stripped = self._stripped(body, part=False)
         self.whole = True
-        return stripped or body
+        return body if stripped is None else stripped
 
     def feed(self, part: bytes) -> bytes:
         """Process a part of a stream; returns the client's part.
@@ -113,9 +113,9 @@ class LogprobCapture:
             return event
         return with_data(event, stripped) if stripped else b""
 
-    def _stripped(self, data: bytes) -> bytes | None:
-        """JSON without the fields that the client did not request: None if there are none, empty if
-        there is nothing else.
+    def _stripped(self, data: bytes, *, part: bool = True) -> bytes | None:
+        """JSON without the fields that the client did not request: None if there are none; empty if
+        there is nothing else in a part of a stream.
         """
         try:
             reply = parts_of(data)
@@ -138,11 +138,9 @@ class LogprobCapture:
             return None
         if not changed:
             return None
-        if self._is_beside(reply, choices):
+        if part and self._is_beside(reply, choices):
             return b""
-        if choices:
-            return msgspec.json.encode({**reply, "choices": choices})
-        return msgspec.json.encode(reply)
+        return msgspec.json.encode({**reply, "choices": choices} if choices else reply)
 
     def _is_beside(self, reply: Mapping[str, Raw], choices: list[dict[str, Raw]]) -> bool:
         """Whether an event contained only added fields, and is empty without them."""

@@ -144,6 +144,7 @@ def gateway(name="gateway-1", start=NOW - 4_000, **more):
         "long\tstable\tlong quarantined": 380,
         "domain=code\tinfer\tshare": 9_800,
         "all\tinfer\tshare": 20_000,
+        "all\tstable\tno snapshot": 81,
     }
     counts = {
         "decisions": decisions,
@@ -159,6 +160,7 @@ def gateway(name="gateway-1", start=NOW - 4_000, **more):
         "failovers": {"5xx": 20},
         "prompts": {"equal": 90, "other": 2},
         "refused_keys": {"gateway": 6},
+        "observer_failed": {"capture": 3, "log": 0},
         "unsampled": {"stop": 7, "no max_tokens": 3},
         "overhead": {"buckets": {"0.0001": 5, "0.0002": 10, "1.0": 3, "inf": 1}, "sum": 2.5},
         "first_byte": {"infer": {"buckets": {"0.1": 7, "inf": 1}, "sum": 61.0}},

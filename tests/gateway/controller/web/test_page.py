@@ -165,7 +165,9 @@ def shown(status, holder=OPERATOR):
 def test_the_page_shows_what_a_person_needs():
     text = shown(fake.status())
     for part in (
-        "✗ 1 quarantined · 3 active, within limits mode enforce · scored 1,912 of 41,300 requests",
+        "✗ 1 quarantined · 3 active, within limits mode enforce · traffic is served by infer, "
+        "6.0 % diverted; decisions are acted on · scored 1,912 of 41,300 requests",
+        "! observers failed, and no answer changed (capture 3)",
         "6.0 % of all traffic diverted",
         "long 6.0 % ✗ quarantined 12 min 40 s stable replies: infer 1,120, stable 380",
         "tv-mean 0.173 0.05 1.046 times the threshold 188 27 users",
@@ -173,7 +175,7 @@ def test_the_page_shows_what_a_person_needs():
         "long tv-mean 0.173 0.138 to 0.207 0.05 0.0004 8,955 6,000 &lt; 0.001 120 188",
         "07:47:20 long suspect → quarantined tv-mean on long is above its limit 0.173 0.05 8,955",
         "infer 30,890 12 31 64 33 –",
-        "stable 400 3 9 16 7 20 failed over from infer (5xx 20)",
+        "stable 400 3 9 16 7 20 failed over from infer (5xx 20) · 81 before the first route",
         "otto (operator)",
     ):
         assert part in text, part

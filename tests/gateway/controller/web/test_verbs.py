@@ -210,10 +210,10 @@ def test_status_shows_a_row_a_slice(server):
     assert done.output.replace(url, "URL").splitlines() == [
         "✗ 1 would be quarantined · 1 active, within limits",
         "gateway-demo · contract 3982d4a0 · route 17",
-        "infer 12 in flight, room for 33 · stable 3 in flight, room for 7 · 1 gateway"
-        " · 20 failed over from infer (5xx 20)",
-        "scored 1,912 of 41,300 requests · 6.0 % would be diverted · 14 queued · 3 dropped"
-        " · 41 users",
+        "infer 12 in flight, room for 33 · stable 3 in flight, room for 7, 20 failed over from"
+        " infer (5xx 20), 81 before the first route · 1 gateway",
+        "scored 1,912 of 41,300 requests · 6.0 % would be diverted · ! observers failed, and no"
+        " answer changed (capture 3) · 14 queued · 3 dropped · 41 users",
         "",
         "  slice          share  value  limit  served by                               state",
         "✗ prompt > 32k   6.0 %  0.173   0.05  infer (would be stable)                 "
@@ -221,7 +221,8 @@ def test_status_shows_a_row_a_slice(server):
         "✓ whole traffic  100 %  0.012   0.05  infer (would be infer, 6.0 % diverted)  "
         "active, within limits  9 % of alarm threshold, 412 requests, 41 users",
         "",
-        "mode: observe. To act on decisions about 'prompt > 32k': "
+        "mode: observe: all traffic is served by infer; decisions are only logged. "
+        "To act on decisions about 'prompt > 32k': "
         "servanda gateway pin 'prompt > 32k' --to enforce --ttl 24h "
         "--reason TEXT --gateway URL",
     ]

@@ -78,7 +78,7 @@ def basis(status: ControllerStatus) -> str:
         parts.append(f"{percent(would)} would be diverted")
     if status.base != 1:
         parts.append(f"infer share {percent(status.base)}")
-    if failed := counted(status, "observer_failed"):
+    if failed := +counted(status, "observer_failed"):
         names = ", ".join(f"{line(name, 20)} {n:,}" for name, n in failed.most_common())
         parts.append(f"! observers failed, and no answer changed ({names})")
     return " · ".join(parts)
