@@ -13,23 +13,24 @@ SRC = ROOT / "src" / "servanda"
 
 # lines of *.py, as `ruff format` writes them; templates, styles, scripts and C are counted apart
 BUDGET = {
-    "theory": 6467,
-    "traces": 1769,
-    "contract": 2757,
-    "judgement": 13403,
-    "engines": 15276,
+    "theory": 6421,
+    "traces": 1767,
+    "contract": 2722,
+    "judgement": 13294,
+    "engines": 15008,
     "report": 4800,
-    "runner": 7330,
-    "rl": 23690,
-    "authoring": 5873,
-    "cli": 6868,
-    "root": 518,
-    "promotion": 4674,
-    "gateway": 14978,
+    "runner": 7161,
+    "rl": 23606,
+    "authoring": 5766,
+    "cli": 6758,
+    "root": 516,
+    "promotion": 4686,
+    "gateway": 15156,
 }
 ASIDE = {".html": 466, ".css": 173, ".js": 130, ".c": 198}  # suffix -> lines under src
-# tests: with those of the same steps three ways, and of the prices of error
-OUTSIDE = {"tests": 97_420, "benchmarks": 16_000}
+# tests: with those of the same steps three ways, of the prices of error, of strangers' contracts,
+# of observers that fail, and of what help texts give as examples
+OUTSIDE = {"tests": 98_546, "benchmarks": 16_000}
 LONGEST_FILE, LONGEST_FUNCTION = 900, 60
 # functions that are longer; the list only shrinks
 LONG = {

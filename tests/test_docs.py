@@ -191,3 +191,16 @@ def models(annotation):
 def test_every_example_of_the_readme_is_there():
     for name in re.findall(r"`(tiny-[\w-]+\.kernelcontract\.yaml)`", PAGES[0].read_text()):
         assert (ROOT / "examples" / name).is_file()
+
+
+def test_every_page_that_names_observe_mode_says_who_serves():
+    """The candidate does, which nobody expects who reads only that nothing is moved."""
+    named = re.compile(r"\bobserve mode\b|\bmode:? ?`observe`|`mode: observe`|mode is `observe`")
+    pages = (ROOT / "README.md", *(ROOT / "docs").rglob("*.md"))
+    texts = {str(page): " ".join(page.read_text(encoding="utf-8").split()) for page in pages}
+    found = {page: text for page, text in texts.items() if named.search(text)}
+    assert len(found) >= 7
+    serves = re.compile(
+        r"[Ii]nfer(?: kernel)?,? [^.]*serves all|gets? the infer kernel|stay as they"
+    )
+    assert [page for page, text in found.items() if not serves.search(text)] == []

@@ -196,8 +196,8 @@ def serve(
 
     The gateway speaks OpenAI's API.  Its leader, a second process, scores a sample of the infer
     kernel's responses with the train kernel and decides per slice which kernel serves.  In mode
-    observe, the default, decisions are recorded and no route is changed.  Requires pip install
-    'servanda[gateway]'.  Ctrl-C stops it.  CONTRACT, keys and certificate are reloaded when
+    observe, the default, infer serves all traffic and decisions are only recorded.  Requires pip
+    install 'servanda[gateway]'.  Ctrl-C stops it.  CONTRACT, keys and certificate are reloaded when
     their files change, and at SIGHUP.  SERVANDA_CA_FILE names a PEM file of additional trusted
     certificates for pools, leader and webhooks.
 
