@@ -90,12 +90,14 @@ class _Completion:
     async def answer(self) -> None:
         gateway, exchange, routed = self._gateway, self._exchange, self._routed
         decision, counts, observers = routed.decision, gateway.counts, gateway.observers
-        away = ""
         try:
             if decision.pool is None:
                 raise self._outside_envelope()
             server = self._enter(decision.pool)
             away, line = BREAKER if server.name != decision.pool else "", None
+            with observers.counters:
+                if away:
+                    add(counts.failovers, away)
             with observers.log:
                 line = gateway.assignments.assign(routed, gateway.snapshot, server.pool, away)
             with observers.mirror:
@@ -104,7 +106,8 @@ class _Completion:
             try:
                 await self._answer_from(server)
             except _AskStable as failure:
-                away = str(failure)
+                with observers.counters:
+                    add(counts.failovers, str(failure))
                 with observers.log:
                     gateway.assignments.failed_over(line)
                 await self._answer_from(self._enter("stable"))
@@ -113,8 +116,6 @@ class _Completion:
             with observers.counters:
                 counts.replied(decision, self._pool, exchange.first_s)
                 counts.overhead.add(exchange.busy_s)
-                if away:
-                    add(counts.failovers, away)
 
     @property
     def _session(self) -> str:
