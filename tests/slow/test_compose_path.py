@@ -19,8 +19,18 @@ pytestmark = pytest.mark.slow
 until = partial(wait_until, wait_s=1200)
 GATEWAY = "--gateway http://127.0.0.1:8081"
 BROKEN = "domain=code"
-# panels without data as long as every request is served by its pool and can be evidence
+KEY = (
+    r"""(umask 077; printf 'Authorization: Bearer %s\n' "$(cut -d'"' -f2 """
+    r"""deploy/demo/keys/users.json)" > deploy/demo/keys/user.header)"""
+)
+# panels without data as long as every request is served by its pool and can be evidence, no pool
+# has replicas, and no promotion judges its split
 QUIET = {
+    "Requests by replica",
+    "Replicas in use",
+    "Users of the step",
+    "Share of infer in the step",
+    "Evidence against the share",
     "Requests without a reply",
     "Replies of the pools that are no 2xx",
     "Failovers to stable",
@@ -28,7 +38,7 @@ QUIET = {
 }
 ASK = (
     "curl -si http://127.0.0.1:8080/v1/completions "
-    '-H "authorization: Bearer $USER_KEY" -H "content-type: application/json" '
+    '-H @deploy/demo/keys/user.header -H "content-type: application/json" '
     """-d '{"prompt": "def f(x):", "max_tokens": 16, "metadata": {"domain": "code"}}'"""
 )
 BREAK = (
@@ -52,7 +62,7 @@ def stack(tmp_path_factory):
             stack.services[name].healthy()
         stack.sh("dc --profile traffic up --detach")
         stack.sh("export SERVANDA_ADMIN_KEY=$(grep ADMIN deploy/demo/keys/env | cut -d= -f2)")
-        stack.sh("""export USER_KEY=$(cut -d'"' -f2 deploy/demo/keys/users.json)""")
+        stack.sh(KEY)
         yield stack
 
 

@@ -21,6 +21,7 @@ from servanda.gateway.controller.intake import inclusion_of
 from servanda.gateway.controller.status import CellStatus, ControllerStatus, SliceStatus
 from servanda.gateway.controller.store import open_store
 from servanda.gateway.controller.web.format import evidence
+from servanda.gateway.controller.web.summary import worst
 from servanda.gateway.routing.state import Transition
 from servanda.judgement.slices.rules import Cut
 from servanda.promotion.run.request_log_files import files_of
@@ -235,11 +236,6 @@ def _row(raw: bytes, path: Path, line: int) -> tuple[Any, Request] | None:
         raise EvidenceError(f"not JSON: {error.msg}", where=where, hint=_A_LINE) from None
     except UnicodeDecodeError as error:
         raise EvidenceError(f"not UTF-8: {error.reason}", where=where, hint=_A_LINE) from None
-
-
-def worst(slice_: SliceStatus) -> CellStatus | None:
-    """The cell of a slice whose e-value is nearest to its alarm threshold; None: no cell."""
-    return max(slice_.cells, key=lambda cell: cell.nearness, default=None)
 
 
 def _paid(cell: CellStatus | None) -> bool:

@@ -18,7 +18,12 @@ from starlette.types import Receive, Scope, Send
 from servanda.engines.server.sockets import address
 from servanda.errors import MeasurementError
 from servanda.gateway.envoy.leader_routes import LeaderRoutes
-from servanda.gateway.http.error_replies import ErrorReply, send_error, send_whole
+from servanda.gateway.http.error_replies import (
+    ErrorReply,
+    outside_envelope,
+    send_error,
+    send_whole,
+)
 from servanda.gateway.http.headers import SESSIONS
 from servanda.gateway.http.listener import Listener, bind
 from servanda.gateway.proxy.pools.upstreams import COMPLETION_PATHS
@@ -356,7 +361,9 @@ class RequestRoutes:
         facts = self._facts(name, path, request, holder, session)
         decision = self._leader.decide(facts)
         if decision.pool is None:
-            raise self._outside(facts)
+            snapshot = self._leader.router.snapshot
+            promised = snapshot.prompt_tokens if snapshot is not None else None
+            raise outside_envelope(facts.prompt_tokens, promised)
         if session:
             self._sessions.put(facts.sticky, decision.pool)
         return _headers(name, decision.pool, decision, decision.reason)
@@ -383,16 +390,6 @@ class RequestRoutes:
             labels=labels,
             prompt_tokens=request.known_tokens if request is not None else None,
             session=self._sessions.pool(sticky) if session else None,
-        )
-
-    def _outside(self, facts: RequestFacts) -> ErrorReply:
-        snapshot = self._leader.router.snapshot
-        low, high = (snapshot.prompt_tokens if snapshot is not None else None) or (0, 0)
-        return ErrorReply(
-            422,
-            f"the prompt has {facts.prompt_tokens} tokens, and the contract promises {low:g} to "
-            f"{high:g}: send one of that length",
-            "outside_envelope",
         )
 
 

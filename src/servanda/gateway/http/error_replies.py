@@ -44,6 +44,13 @@ class ErrorReply(Exception):  # noqa: N818 - what a client is told, as a word
         return b"data: " + self.body + b"\n\n"
 
 
+def outside_envelope(tokens: int | None, promised: tuple[float, float] | None) -> ErrorReply:
+    """The refusal of a prompt whose length the contract does not promise."""
+    low, high = promised or (0, 0)
+    message = f"the prompt has {tokens} tokens, and the contract promises {low:g} to {high:g}"
+    return ErrorReply(422, f"{message}: send one of that length", "outside_envelope")
+
+
 async def send_error(send: Send, error: ErrorReply, more: tuple[Header, ...] = ()) -> None:
     headers = [(b"content-type", b"application/json"), *more]
     if error.retry_s is not None:

@@ -12,7 +12,7 @@ from contextlib import closing
 from time import perf_counter
 
 from servanda.gateway.http import headers as named
-from servanda.gateway.http.error_replies import ErrorReply, Header
+from servanda.gateway.http.error_replies import ErrorReply, Header, outside_envelope
 from servanda.gateway.proxy.counters import FAILED, Guard, add
 from servanda.gateway.proxy.exchange import Exchange, forward, is_packed, is_stream
 from servanda.gateway.proxy.gateway import Gateway
@@ -92,7 +92,9 @@ class _Completion:
         decision, counts, observers = routed.decision, gateway.counts, gateway.observers
         try:
             if decision.pool is None:
-                raise self._outside_envelope()
+                snapshot = gateway.snapshot
+                promised = snapshot.prompt_tokens if snapshot is not None else None
+                raise outside_envelope(routed.facts.prompt_tokens, promised)
             server = self._enter(decision.pool)
             away, line = BREAKER if server.name != decision.pool else "", None
             with observers.counters:
@@ -363,16 +365,6 @@ class _Completion:
             headers.append((b"x-servanda-decision", self._routed.facts.request.encode()))
             headers.append((b"x-servanda-pool", pool.encode()))
         return headers
-
-    def _outside_envelope(self) -> ErrorReply:
-        snapshot = self._gateway.snapshot
-        low, high = (snapshot.prompt_tokens if snapshot is not None else None) or (0, 0)
-        return ErrorReply(
-            422,
-            f"the prompt has {self._routed.facts.prompt_tokens} tokens, and the contract promises "
-            f"{low:g} to {high:g}: send one of that length",
-            "outside_envelope",
-        )
 
 
 class _GuardedCapture:

@@ -523,9 +523,9 @@ def _altered(ledger: Ledger, *, proven: bool) -> Iterator[str]:
     Raises:
         LedgerError: the ledger has another schema, and nothing proves the opposite.
     """
-    marks = ledger.store.marks()
     if isinstance(ledger.store, ExportedStore):
         return
+    marks = ledger.store.marks()
     made = {"schema": str(SCHEMA), "mark": mark_of(ledger.key)}
     if not proven:
         stored = marks.get("schema")

@@ -107,19 +107,16 @@ def refuse_rewritten(schedule: Arrivals, run: RunDirectory, infer: TrafficReplay
     ids = [prompt.token_ids or () for prompt in schedule.corpus.prompts]
     hint = (
         "rows that have been evaluated are immutable: keep every file of the log unchanged during "
-        "a "
-        "step; where rows are lost, start another attempt with --fresh"
+        "a step; where rows are lost, start another attempt with --fresh"
     )
     for index in itertools.count():
         name = round_name(schedule, index, "infer")
+        place = f"round {index} of {schedule.traffic.leg}"
         if not run.has(name):
             return
         if index >= arrived:
             raise EvidenceError(
-                f"round {index} of {schedule.traffic.leg} has been evaluated, and its requests "
-                "are no "
-                "longer in the log",
-                hint=hint,
+                f"{place} has been evaluated, and its requests are no longer in the log", hint=hint
             )
         batch = batch_of(schedule.units(index), ids, schedule.width)
         before = run.read(name)
@@ -131,8 +128,5 @@ def refuse_rewritten(schedule: Arrivals, run: RunDirectory, infer: TrafficReplay
         )
         if not same:
             raise EvidenceError(
-                f"round {index} of {schedule.traffic.leg} has been evaluated, and the log has "
-                "changed "
-                "it since",
-                hint=hint,
+                f"{place} has been evaluated, and the log has changed it since", hint=hint
             )
