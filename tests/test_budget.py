@@ -24,8 +24,8 @@ BUDGET = {
     "authoring": 5766,
     "cli": 6758,
     "root": 516,
-    "promotion": 4686,
-    "gateway": 15157,
+    "promotion": 4680,
+    "gateway": 15149,
 }
 ASIDE = {".html": 466, ".css": 173, ".js": 130, ".c": 198}  # suffix -> lines under src
 # tests: with those of the same steps three ways, of the prices of error, of strangers' contracts,
