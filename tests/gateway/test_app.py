@@ -84,14 +84,6 @@ def test_a_stream_comes_as_it_is(pools, running):
         assert answer.read() == b"".join(EVENTS)
 
 
-def test_malformed_events_of_a_stream_pass_untouched(pools, running):
-    parts = (b"data: {not json\n\n", b"\xff\xfe\r\n", b"data", b": [DONE]\n\nrest")
-    pools[1].script = stream(*parts)
-
-    with running.client.stream("POST", "/v1/completions", json={**ASK, "stream": True}) as answer:
-        assert answer.read() == b"".join(parts)
-
-
 def test_a_reply_that_was_packed_stays_packed(pools, running):
     packed = gzip.compress(b'{"by": "stable"}')
     pools[1].script = reply(packed, content_encoding="gzip")

@@ -63,7 +63,7 @@ def test_a_slice_that_breaks_leaves_infer_and_the_others_stay(urls, tmp_path):
 
 def test_observe_moves_nothing_and_says_what_it_would(urls, tmp_path):
     with Serving(tmp_path, urls, mode="observe") as serving, Users(serving.begun()) as users:
-        serving.line("mode observe: decisions are recorded, no route is changed")
+        serving.line("mode observe: all traffic is served by infer; decisions are only logged")
         serving.line(r"team=d: .* -> quarantined \(recorded only, route unchanged\)")
         before = len(users.probe)
         until(lambda: len(users.probe) > before + 24, "users go on")

@@ -196,10 +196,10 @@ def serve(
 
     The gateway speaks OpenAI's API.  Its leader, a second process, scores a sample of the infer
     kernel's responses with the train kernel and decides per slice which kernel serves.  In mode
-    observe, the default, infer serves all traffic and decisions are only recorded.  Requires pip
-    install 'servanda[gateway]'.  Ctrl-C stops it.  CONTRACT, keys and certificate are reloaded when
-    their files change, and at SIGHUP.  SERVANDA_CA_FILE names a PEM file of additional trusted
-    certificates for pools, leader and webhooks.
+    observe, the default, infer serves all traffic: decisions are only logged.  Until the leader is
+    ready, stable serves.  Requires pip install 'servanda[gateway]'.  Ctrl-C stops it.  CONTRACT,
+    keys and certificate are reloaded when their files change, and at SIGHUP.  SERVANDA_CA_FILE
+    names a PEM file of additional trusted certificates for pools, leader and webhooks.
 
     Exit codes: 0 it was stopped; 2 the contract or the call is wrong; 4 it could not start.
     """

@@ -68,9 +68,9 @@ def pin(
     """Fix the kernel or the mode of SLICE for a limited time.
 
     stable or infer: every request of the slice goes to this kernel, whatever the evidence says.
-    enforce or observe: decisions about the slice are acted on, or only recorded, whatever the
-    mode of the contract.  A pin lasts 30 days at most.  The ledger records the holder of the key
-    and the reason.
+    enforce or observe: decisions about the slice are acted on, or infer serves it and they are
+    only logged, whatever the mode of the contract.  A pin lasts 30 days at most.  The ledger
+    records the holder of the key and the reason.
 
     Exit codes: 0 done, 2 the call is wrong, 4 it was refused or the leader cannot be reached.
     """

@@ -46,8 +46,8 @@ class Routing(Value):
 
     mode: Literal["observe", "enforce"] = Field(
         "observe",
-        description="observe: every decision says what would be done, and nothing is; enforce: it "
-        "is done.",
+        description="observe: infer serves all traffic, and decisions are only logged; enforce: "
+        "decisions are acted on.",
     )
     share: Number = Field(
         1.0, ge=0, le=1, description="Of the traffic of an active slice that infer serves."

@@ -40,7 +40,7 @@ def test_status_says_in_one_line_which_slices_of_a_gateway_are_away(where, capsy
     (line,) = called(capsys, "promotion", "status", "--ledger", where).splitlines()
     assert line.startswith("toy-gateway (enforce): first=a is served by stable since 1970-01-01 ")
     assert "(quarantined); first=c is served by stable since" in line
-    assert "(suspect, pinned to stable); infer serves 2 other slices; last entry" in line
+    assert "(suspect, pinned to stable); 2 other slices not diverted; last entry" in line
     assert left.body["slice"] == "first=a"
 
     assert called(capsys, "promotion", "status", "toy-gateway", "--ledger", where).splitlines() == [
@@ -63,7 +63,7 @@ def test_a_pin_to_infer_keeps_a_slice_there(where):
     acting = replace(pinned, stands="quarantined, pinned to enforce")
     assert (pinned.away, acting.away) == (False, True)
     assert render(replace(found, slices={"first=a": pinned})).startswith(
-        "toy-gateway (enforce): infer serves 1 slice; last entry"
+        "toy-gateway (enforce): 1 slice not diverted; last entry"
     )
 
 

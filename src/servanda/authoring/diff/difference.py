@@ -274,7 +274,7 @@ RULES: Mapping[type[BaseModel], Fields] = MappingProxyType(
         },
         policy.Routing: {
             "mode": ranked(
-                "observe", "enforce", why="a failing slice is diverted from the infer kernel"
+                "observe", "enforce", why="infer serves all traffic, or failing slices leave infer"
             ),
             "share": lower("the infer kernel serves less of the healthy traffic"),
             "enter_evidence": lower("a slice is diverted on less evidence"),

@@ -325,6 +325,6 @@ def render(status: LedgerStatus) -> str:
     ]
     rest = len(status.slices) - len(away)
     slices = count(rest, "other slice" if away else "slice")
-    parts.append(f"infer serves {slices}" if rest else "")
+    parts.append(f"{slices} not diverted" if rest else "")
     text = "; ".join(filter(None, parts)) or "no slice is known"
     return f"{line(status.run, _LONGEST)} ({status.mode}): {text}; last entry {when(status.at)}"

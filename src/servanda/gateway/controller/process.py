@@ -23,6 +23,7 @@ from servanda.gateway.controller.controller import Controller
 from servanda.gateway.controller.status import CellStatus, ControllerStatus
 from servanda.gateway.controller.store import LEASE_S, StandbyError, Store, open_store
 from servanda.gateway.controller.web.app import app, standby
+from servanda.gateway.controller.web.summary import who_serves
 from servanda.gateway.http.api_keys import Role
 from servanda.gateway.http.listener import Listener, bind
 from servanda.gateway.http.reload import ListenerFiles, stamps_of
@@ -37,11 +38,6 @@ from servanda.traces.serialization import from_plain
 _LOOK_S = 0.5  # between two checks of its state
 _GRACE_S = 5  # grace period for requests in flight at shutdown
 Say = Callable[[str], None]
-_MODES = {
-    "observe": "observe: infer serves all traffic, unless a promotion or a pin says otherwise; "
-    "decisions are only logged",
-    "enforce": "enforce: decisions about a slice are acted on",
-}
 
 
 @dataclass(frozen=True)
@@ -342,7 +338,7 @@ def describe(status: ControllerStatus, contract: Contract) -> Iterator[str]:
     """The cells of a contract that are watched, with their thresholds, and those that are not."""
     clauses = {clause.id: clause for clause in contract.statistical}
     cells = [(slice_, cell) for slice_ in status.slices for cell in slice_.cells]
-    yield f"{status.name} ({status.contract[:8]}), mode {_MODES[status.mode]}"
+    yield f"{status.name} ({status.contract[:8]}), mode {status.mode}: {who_serves(status)}"
     watched = count(len(cells), "cell")
     yield f"watches K = {watched} (a clause on a slice); alarm thresholds are multiplied by K"
     for slice_, cell in cells:
