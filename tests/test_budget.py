@@ -24,13 +24,13 @@ BUDGET = {
     "authoring": 5766,
     "cli": 6758,
     "root": 516,
-    "promotion": 4680,
+    "promotion": 4682,
     "gateway": 15149,
 }
 ASIDE = {".html": 466, ".css": 173, ".js": 130, ".c": 198}  # suffix -> lines under src
 # tests: with those of the same steps three ways, of the prices of error, of strangers' contracts,
 # of observers that fail, and of what help texts give as examples
-OUTSIDE = {"tests": 98_560, "benchmarks": 16_000}
+OUTSIDE = {"tests": 98_598, "benchmarks": 16_000}
 LONGEST_FILE, LONGEST_FUNCTION = 900, 60
 # functions that are longer; the list only shrinks
 LONG = {

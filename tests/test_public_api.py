@@ -1,6 +1,7 @@
 # The public names, and what importing them costs.
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -96,6 +97,37 @@ def test_help_loads_no_command_and_no_number():
     ours = {m for m in modules if m.startswith("servanda.cli.")}
     assert ours == {"servanda.cli.commands", "servanda.cli.main"}
     assert not modules & {"numpy", "pydantic", "torch", "difflib", "importlib.metadata"}
+
+
+# rooms in which only these modules may need the library of an extra to be imported
+BASE = "cli contract traces theory judgement report runner authoring promotion gateway.controller"
+WITH_EXTRAS = re.compile(
+    r"cli\.serve|cli\.serve_processes|.*\.postgres(_store)?"
+    r"|gateway\.controller\.(process|supervisor|web\.(app|auth|metrics))"
+)
+
+
+def test_a_command_needs_no_library_of_an_extra_to_begin():
+    """A user without the extra gets its hint, and what needs no extra works."""
+    extras = "aiohttp apprise grpc httptools llama_cpp onnxruntime opentelemetry pandas peft "
+    extras += "prometheus_client psycopg ray safetensors starlette tokenizers torch transformers "
+    extras += "triton uvicorn uvloop"
+    root = Path(servanda.__file__).parent
+    names = [
+        ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
+        for room in BASE.split()
+        for path in (root / room.replace(".", "/")).rglob("*.py")
+    ]
+    names = [name for name in names if not WITH_EXTRAS.fullmatch(name)]
+    assert len(names) > 250
+    code = f"""
+import importlib, sys
+sys.modules.update(dict.fromkeys({extras.split()!r}))
+for name in {names!r}:
+    importlib.import_module("servanda." + name)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-800:]
 
 
 def test_lint_costs_no_library_of_measuring_or_printing():

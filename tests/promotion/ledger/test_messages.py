@@ -112,7 +112,7 @@ def test_psycopg_is_not_installed(monkeypatch):
     real = builtins.__import__
 
     def missing(name, *rest, **how):
-        if name.startswith("servanda.promotion.ledger.ledger"):
+        if name.startswith("servanda.promotion.ledger.postgres"):
             raise ModuleNotFoundError("No module named 'psycopg'")
         return real(name, *rest, **how)
 

@@ -96,7 +96,7 @@ def test_of_those_who_begin_a_ledger_at_once_one_does(cluster):
     """All of them saw that there is none, and stand in line to begin it."""
     import psycopg
 
-    from servanda.promotion.ledger.ledger import LINE
+    from servanda.promotion.ledger.postgres import LINE
 
     where, n = cluster.place(), 3
     waiting = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"

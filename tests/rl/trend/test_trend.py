@@ -239,6 +239,14 @@ def test_a_run_that_goes_back_forgets_the_later_steps(reference):
     assert chart.add(3, rows[0]) == before and chart.since is None
 
 
+def test_generations_of_a_step_are_points_and_those_of_the_first_step_are_no_reference(reference):
+    chart = RunChart(read_reference(reference), Trend(metrics=("k3_nats",)))
+    places = [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0)]
+    added = [chart.add(n, {"k3_nats": 0.0}, generation)[0] for n, generation in places]
+    assert [c.outcome == "not applicable" for c in added] == [True, True, False, False, False]
+    assert [cell.n for cell in added[2:]] == [1, 2, 3]
+
+
 def test_references_that_promise_nothing_say_so(folder):
     code, text = servanda("contract", "calibrate", folder / "good-0.jsonl")
     assert code == 0 and "one good run shows no spread between runs" in text

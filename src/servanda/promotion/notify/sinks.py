@@ -31,7 +31,6 @@ from servanda.report.format import line
 
 # Command: a program of the user receives every notification.
 
-
 LIMIT_S = 60.0
 _TAIL = 4096  # bytes at the end of stderr that are searched for its last line
 

@@ -469,7 +469,7 @@ class RunChart:
             generation: its number in the step, if that has several.
             values: name -> number, of what was measured; without any, the step counts as missing.
         """
-        if self._first is None or (step, generation) <= (self._first, 0):
+        if self._first is None or step <= self._first:  # with all of its generations
             self._first = step
             self._entries.clear()
             return tuple(self._cell(name, "not applicable", _FIRST) for name in self.metrics)
