@@ -15,8 +15,6 @@ from functools import cache
 from pathlib import Path
 from statistics import median
 
-import tomllib
-
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 MEASURED = ROOT / "benchmarks" / "measured"
@@ -28,7 +26,8 @@ FIRST = [
     *sorted((DOCS / "roles").glob("*.md")),
 ]
 # MB of a fresh virtual environment on Linux (x86-64, Python 3.11) after `pip install '.[EXTRA]'`,
-# by `du -sm`, with pip; an environment without packages has 26.
+# by `du -sm`, with pip; an environment without packages has 26.  tests/slow/test_installed.py
+# measures the first again.
 INSTALLED_MB = {"": 330, "onnx": 451, "postgres": 343, "gateway": 361, "all gateway": 435}
 
 _WORDS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
@@ -118,8 +117,10 @@ def _version() -> str:
 
 
 def _python() -> str:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    return project["requires-python"].removeprefix(">=")
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    found = re.search(r'^requires-python = ">=([\d.]+)"$', text, re.M)
+    assert found
+    return found[1]
 
 
 def _tokens_of_follow() -> int:

@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from scripts.counted import INSTALLED_MB
 
 from tests import transcripts
 from tests.test_docs import PAGES, ROOT, quick
@@ -34,6 +35,13 @@ def files(tmp_path):
     run.mkdir(parents=True)
     shutil.copy(ROOT / "tests" / "data" / "first.verdict.json", run / "verdict.json")
     return tmp_path
+
+
+@pytest.mark.skipif(bool(TORCH), reason="the page has the size without torch")
+def test_the_size_is_about_that_of_the_install_page():
+    """To a tenth: a page rounds to ten megabytes, and releases of libraries differ by more."""
+    done = subprocess.run(["du", "-sm", HOME], check=True, capture_output=True, text=True)
+    assert int(done.stdout.split()[0]) == pytest.approx(INSTALLED_MB[""], rel=0.1)
 
 
 def python(code, folder):
