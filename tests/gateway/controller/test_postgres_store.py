@@ -117,6 +117,20 @@ def test_a_connection_that_is_lost_between_two_commits_is_opened_again(cluster, 
     store.close()
 
 
+def test_a_reader_that_waits_for_a_transaction_that_fails_opens_a_connection(cluster, place):
+    store, found = leads(place), []
+    store.commit(Commit(outbox={1: "a"}))
+    with pytest.raises(MeasurementError, match="cannot be used"), store._changing():
+        reader = threading.Thread(target=lambda: found.append(store.behind()))
+        reader.start()
+        reader.join(0.2)  # it waits for the lock, or will
+        terminate(cluster, store)
+        store.behind()
+    reader.join()
+    store.close()
+    assert found == [1]
+
+
 def test_a_leader_that_does_not_know_whether_a_commit_was_stored_leads_no_more(cluster, place):
     store = open_store(place, "toy")
     with pytest.raises(MeasurementError, match="cannot be used"), store._changing():

@@ -18,7 +18,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from threading import RLock
 from typing import Any
 
@@ -157,8 +157,9 @@ class PostgresStore(Store):
         return f"{TABLE}_{table} WHERE contract = ?"
 
     def _rows(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
-        # in a transaction `_changing` guards it, which opens no other connection
-        with self._lock if self._in_transaction else self._guarded():
+        # in a transaction `_changing` guards it, which opens no other connection; the lock comes
+        # first, for the transaction may be another thread's
+        with self._lock, nullcontext() if self._in_transaction else self._guarded():
             return fetched(self._db, query, *self._key, *values)
 
     def _add(self, table: str, rows: Sequence[tuple[Any, ...]]) -> None:
