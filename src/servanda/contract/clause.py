@@ -141,6 +141,12 @@ class Clause(Value):
     at_most: Limit | None = Field(
         None, description="A number, or {times: 3, of: self_noise} or {times: 1.1, of: stable}."
     )
+    times_format: Number | None = Field(
+        None,
+        ge=1,
+        description="For the mean of tv: or at most so many times what the number format of the "
+        "kernels costs, which train in that format shows on the same tokens.",
+    )
     at_least: Limit | None = Field(
         None, description="As at_most, for a value that is to stay large."
     )

@@ -304,6 +304,11 @@ class Contract(Value):
                     del kernel[key]
             if kernel.get("options"):  # the place of a draft is none of its meaning
                 kernel["options"] = moved_options(kernel["options"], lambda _: "")
+        sections = (data[name] for name in ("numerical", "statistical", "runtime", "observability"))
+        for clauses in sections:
+            for clause in clauses["clauses"] if isinstance(clauses, dict) else clauses:
+                if clause["times_format"] is None:
+                    del clause["times_format"]
         workloads = _named(data["workloads"])
         # the default of clauses, the traffic, and the workload whose checks need no suffix
         several = self.workload is None and len(workloads) > 1

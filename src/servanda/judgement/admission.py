@@ -15,7 +15,7 @@ from servanda.contract.identity import GRADES, Description, Grade
 from servanda.contract.model import Contract, Kernel
 from servanda.contract.workload import Path
 from servanda.errors import ContractError, IdentityError, MeasurementError, Problem, Where
-from servanda.judgement.clauses.base import Cell
+from servanda.judgement.clauses.base import FORMAT, Cell
 from servanda.theory.divergence.precision import CAPTURES, TYPICAL_NATS, capture_floor, eta
 from servanda.theory.sampling import Sampling
 from servanda.traces.corpus import Corpus
@@ -30,7 +30,7 @@ _ABOUT = ("path", "batch_size", "sampling")
 
 def path_of(kernel: Kernel, side: str) -> Path:
     """The path by which a side scores tokens; default: infer by decode, train by prefill."""
-    return kernel.path or ("prefill" if side == "train" else "decode")
+    return kernel.path or ("prefill" if side in ("train", FORMAT) else "decode")
 
 
 def refuse_unscored(train: Kernel, description: Description) -> None:

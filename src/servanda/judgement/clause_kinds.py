@@ -21,6 +21,11 @@ from servanda.judgement.clauses.base import (
 from servanda.judgement.clauses.batch_invariance import BatchInvariance
 from servanda.judgement.clauses.chain_metrics import CHAIN, chain_metric
 from servanda.judgement.clauses.draft_acceptance import DRAFT_ACCEPTANCE, ServedDrafts
+from servanda.judgement.clauses.format_cost import (
+    FormatCertificate,
+    FormatKernel,
+    format_kernel,
+)
 from servanda.judgement.clauses.mass_gap import MassGap
 from servanda.judgement.clauses.numerical import BoundedFact, Calibration, Fact
 from servanda.judgement.clauses.relative import RelativeToNoise, RelativeToStable
@@ -148,7 +153,7 @@ def _kind(contract: Contract, section: Section, clause: Clause, schedule: Schedu
     if clause.metric in DIVERGENCES:
         if section == "numerical":
             return Fact()
-        kind = _certificate_of(clause)
+        kind = _certificate_of(contract, clause)
         if kind is not None:
             return kind
     return Later(f"this version cannot judge {clause.metric!r}")
@@ -167,7 +172,7 @@ def _of_drafts(contract: Contract, clause: Clause, schedule: Schedule | None) ->
     return NotHere(reason, required=bool(clause.required))
 
 
-def _certificate_of(clause: Clause) -> Certificate | MassGap | None:
+def _certificate_of(contract: Contract, clause: Clause) -> Certificate | MassGap | None:
     """The certificate of a statistical clause; None if it has none."""
     if clause.metric == "mass_gap":
         return MassGap(clause.at_most) if isinstance(clause.at_most, float) else None
@@ -177,4 +182,8 @@ def _certificate_of(clause: Clause) -> Certificate | MassGap | None:
     if isinstance(clause.at_most, Relative):
         relative = {"self_noise": RelativeToNoise, "stable": RelativeToStable}[clause.at_most.of]
         return relative(feed, times=clause.at_most.times)
+    if clause.times_format is not None:
+        other = format_kernel(contract)
+        if isinstance(other, FormatKernel):
+            return FormatCertificate(feed, clause.times_format, other.format, other.whole)
     return Certificate(feed)

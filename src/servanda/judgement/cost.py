@@ -24,7 +24,8 @@ class Probe:
     Args:
         sequences: number of sequences.
         lengths: new tokens of each sequence.
-        seconds: kernel -> time to sample them ("infer", "stable") or to score them ("train");
+        seconds: kernel -> time to sample them ("infer", "stable") or to score them ("train",
+            "format");
             "train_draws": for train to sample them too, if rewards are compared.
         memory_bytes: kernel -> peak memory of its process; absent if unknown.
         disk_bytes: size of their traces.

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from servanda.contract.identity import EvidenceKey
 from servanda.errors import EvidenceError
-from servanda.judgement.clauses.base import DRAWS, SELVES, Cell, Source, View
+from servanda.judgement.clauses.base import DRAWS, FORMAT, SELVES, Cell, Source, View
 from servanda.judgement.schedule import Schedule, Unit
 from servanda.judgement.slices.atoms import SliceCodes
 from servanda.judgement.slices.columns import columns
@@ -216,7 +216,8 @@ def _weigh_round(plan: Plan, measured: Round) -> tuple[Weighed, dict[str, Portra
         unended=unended(measured.pair.infer),
     )
     # responses used only for rewards have no second side for a token profile
-    views = {"infer": own, **{name: v for name, v in peers.items() if name != DRAWS}}
+    beside = (DRAWS, FORMAT)
+    views = {"infer": own, **{name: v for name, v in peers.items() if name not in beside}}
     return weighed, {name: _portrait(v, measured, cells) for name, v in views.items()}
 
 

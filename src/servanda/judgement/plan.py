@@ -14,7 +14,8 @@ from servanda.contract.model import Contract, Kernel
 from servanda.contract.stages import Leg
 from servanda.errors import ContractError, Problem
 from servanda.judgement.clause_kinds import clauses_at, kind_of
-from servanda.judgement.clauses.base import DRAWS, Cell
+from servanda.judgement.clauses.base import DRAWS, FORMAT, Cell
+from servanda.judgement.clauses.format_cost import FormatKernel, format_kernel
 from servanda.judgement.clauses.numerical import Corner, CornerFact, corners_of
 from servanda.judgement.clauses.scope import slices_of
 from servanda.judgement.clauses.service_level import LoadOf
@@ -94,6 +95,19 @@ class Plan:
         """The stable kernel, if a clause is relative to it."""
         compared = any("stable" in cell.kind.peers for cell in self.cells)
         return self.contract.stable if compared else None
+
+    @cached_property
+    def format(self) -> Kernel | None:
+        """The kernel that shows what the number format costs, if a clause allows it."""
+        asked = any(FORMAT in cell.kind.peers for cell in self.cells)
+        other = format_kernel(self.contract) if asked and not self.live else None
+        return other.kernel if isinstance(other, FormatKernel) else None
+
+    @property
+    def further(self) -> dict[str, Kernel]:
+        """The kernels beside train and infer, by side."""
+        others = {"stable": self.stable, FORMAT: self.format}
+        return {side: kernel for side, kernel in others.items() if kernel is not None}
 
     def offered(self, cell: Cell) -> int:
         """Largest expected number of units of a cell over the whole run: tokens or groups."""

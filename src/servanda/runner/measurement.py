@@ -43,7 +43,7 @@ from servanda.judgement.admission import (
     refuse_unscored,
     refuse_weak_identity,
 )
-from servanda.judgement.clauses.base import DRAWS, REWARD, Interim, Source
+from servanda.judgement.clauses.base import DRAWS, FORMAT, REWARD, Interim, Source
 from servanda.judgement.clauses.service_level import (
     LOOKS,
     RECORDED,
@@ -405,8 +405,7 @@ class Measurement:
     def _start(self) -> None:
         self.scorer = scorer_of(self.plan)  # report a reward that cannot be loaded at once
         kernels = {side: getattr(self.plan.contract.kernels, side) for side in SIDES}
-        if self.plan.stable is not None:
-            kernels["stable"] = self.plan.stable
+        kernels |= self.plan.further
         self.kernels: dict[str, Kernel] = kernels
         self.pools = {side: ThreadPoolExecutor(1, side) for side in kernels}
         for pool in self.pools.values():
@@ -660,7 +659,8 @@ class Measurement:
 
     def _sampling(self, schedule: Schedule, side: str) -> Sampling:
         """The declared transform; the train kernel may have its own."""
-        own = self.plan.contract.kernels.train.sampling if side == "train" else None
+        of_train = side in ("train", FORMAT)
+        own = self.plan.contract.kernels.train.sampling if of_train else None
         return own or schedule.workload.sampling.transform
 
     def scores(
@@ -696,6 +696,8 @@ class Measurement:
                     nothing = partial(some, infer, ())
                     name = round_name(schedule, index, what)
                     scores[what] = self.pools[side].submit(self.run.cached, name, nothing)
+        if self.plan.format is not None:
+            scores[FORMAT] = score(FORMAT, FORMAT, replayed)
         if self.plan.scored(schedule.name):
             pool = self.pools["train"]
             scores[DRAWS] = pool.submit(self.drawn, schedule, index, units, "train", DRAWS)

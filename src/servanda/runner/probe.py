@@ -12,7 +12,7 @@ from servanda.contract.identity import same_policy
 from servanda.contract.model import Kernel
 from servanda.engines.arrow import to_parquet, to_table
 from servanda.engines.base import Engine
-from servanda.judgement.clauses.base import DRAWS
+from servanda.judgement.clauses.base import DRAWS, FORMAT
 from servanda.judgement.cost import Lengths, Probe
 from servanda.judgement.plan import Plan
 from servanda.judgement.schedule import Schedule
@@ -72,8 +72,7 @@ def probe(plan: Plan, engines: Engines, watch: Watch) -> tuple[Lengths, Probe | 
         MeasurementError: an engine failed.
     """
     kernels = {side: getattr(plan.contract.kernels, side) for side in ("train", "infer")}
-    if plan.stable is not None:
-        kernels["stable"] = plan.stable
+    kernels |= plan.further
     watch(Progress("loading the kernels", 0, len(kernels)))
     opened = {side: engines.get(kernel, side) for side, kernel in kernels.items()}
     described = {side: engine.describe() for side, engine in opened.items()}
@@ -121,7 +120,7 @@ def _timed(
 
     warm_batch, batch = (batch_of(part, ids, schedule.width) for part in (warm, rest))
     drawn = {}
-    for side in [side for side in kernels if side != "train"]:
+    for side in [side for side in kernels if side not in ("train", FORMAT)]:
         draw = engines[side].generate
         early = in_order(warm_batch, draw, sampling, seed)
         drawn[side] = timed(side, batch, draw, sampling, seed)
@@ -130,6 +129,8 @@ def _timed(
             in_order(replace(warm_batch, continuations=early.continuations), score, own, path)
             given = replace(batch, continuations=drawn[side].continuations)
             timed("train", given, score, own, path)
+            if FORMAT in engines:
+                timed(FORMAT, given, engines[FORMAT].score, own, path)
     if draws:
         in_order(warm_batch, engines["train"].generate, own, seed)
         timed(DRAWS, batch, engines["train"].generate, own, seed)

@@ -134,7 +134,7 @@ def actor_of(text: str) -> tuple[str, dict[str, Any]]:
     side, _, options = text.partition("=")
     try:
         parsed = json.loads(options)
-        if side not in ("train", "infer", "stable") or not isinstance(parsed, dict):
+        if side not in ("train", "infer", "stable", "format") or not isinstance(parsed, dict):
             raise ValueError
     except ValueError:
         raise MeasurementError(

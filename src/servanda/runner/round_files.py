@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from servanda.errors import EvidenceError
-from servanda.judgement.clauses.base import DRAWS
+from servanda.judgement.clauses.base import DRAWS, FORMAT
 from servanda.judgement.evidence import Round
 from servanda.judgement.plan import Plan
 from servanda.judgement.schedule import Schedule, Unit
@@ -46,7 +46,7 @@ def _read_round(plan: Plan, run: RunDirectory, schedule: Schedule, index: int) -
         )
     again = any(not infer.lost_S[r] for r in schedule.noise_rows(len(units)))
     wanted = [f"self_{side}" for side in SIDES] * again + [*STABLE] * plan.stable_rounds
-    wanted += [DRAWS] * bool(plan.scored(schedule.name))
+    wanted += [DRAWS] * bool(plan.scored(schedule.name)) + [FORMAT] * (plan.format is not None)
     paths = {what: round_name(schedule, index, what) for what in wanted}
     if not all(map(run.has, paths.values())):
         return None
@@ -71,6 +71,8 @@ def peers(infer: Trace, train: Trace, others: Mapping[str, Trace]) -> dict[str, 
             pairs[name] = align(again, own)
     if "stable" in others:
         pairs["stable"] = align(others["stable_train"], others["stable"])
+    if FORMAT in others:
+        pairs[FORMAT] = align(others[FORMAT], infer)
     if DRAWS in others:
         own = others[DRAWS]
         if not np.array_equal(own.sequence_S, infer.sequence_S):

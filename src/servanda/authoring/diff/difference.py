@@ -106,6 +106,7 @@ _CLAUSE: Fields = {
     "metric": other("another quantity"),
     "aggregate": directions.AGGREGATE,
     "at_most": Part("", scalar=directions.LIMIT, none="tightened", says="lower is tightened"),
+    "times_format": lower("a kernel that is as near to its format passes it too", absent=0.0),
     "at_least": Part("", scalar=directions.LIMIT, none="tightened", says="higher is tightened"),
     "clip": other("a mean of values with another cap is another quantity"),
     "severity": ranked("warning", "error", "critical", why="a warning fails nothing"),

@@ -39,11 +39,17 @@ Source = Literal["workload", "golden", "timing", "batches", "corners", "coverage
 Reads = Literal["", "ratio", "lower", "removed", "loss", "drafts"]
 # named reasons of an outcome, on which other code may decide; the note has the words for people
 Reason = Literal[
-    "", "within noise", "train draws otherwise", "violated unfiltered", "undecided unfiltered"
+    "",
+    "within noise",
+    "train draws otherwise",
+    "violated unfiltered",
+    "undecided unfiltered",
+    "format cost",
 ]
 Statistic = Any  # LogMoment, GroupRatio, Fidelity, Values, Counts: frozen, added with +
 
 SELVES = ("self_train", "self_infer")  # the peers that compare a side with itself
+FORMAT = "format"  # the peer with infer's samples, scored by train in another format
 DRAWS = "train_draws"  # the peer with train's own samples for the same units
 REWARD = "reward"  # trace column: of the whole response, repeated at each of its tokens
 FLOOR = "beyond twice the noise floor (a kernel's difference from itself in other batches)"

@@ -297,6 +297,18 @@ def _divergence(path: Path, section: Section, clause: Clause) -> Iterator[Findin
         return
     yield from _aggregate(path, section, clause, metric)
     yield from _limit(path, section, clause, metric)
+    yield from _format(path, section, clause)
+
+
+def _format(path: Path, section: Section, clause: Clause) -> Iterator[Finding]:
+    """Check times_format: it stands beside a number that limits the mean of tv."""
+    plain = isinstance(clause.at_most, float)
+    if clause.times_format is not None and (
+        (section, clause.metric, clause.aggregate, plain) != ("statistical", "tv", "mean", True)
+    ):
+        message = "times_format is for the mean of tv, beside a number as its limit"
+        hint = "write metric: tv, aggregate: mean, at_most: 0.01; or remove times_format"
+        yield Finding((*path, "times_format"), message, hint, key=True)
 
 
 def _aggregate(

@@ -157,7 +157,10 @@ def promise(cell: Cell) -> str:
         above = _relative(beyond) if isinstance(beyond, Relative) else f"{beyond:g} {unit}".rstrip()
         return f"{_upper(meaning)}: at most {share} of {tokens}, may exceed {above}."
     cut = f" Each value counts as at most {clause.clip:g}." if clause.clip is not None else ""
-    return f"{_upper(meaning)}: its mean over {tokens}, {_limit(clause, 'at_most', unit)}.{cut}"
+    limit = _limit(clause, "at_most", unit)
+    if clause.times_format is not None:
+        limit += f", or at most {clause.times_format:g} times what the number format costs"
+    return f"{_upper(meaning)}: its mean over {tokens}, {limit}.{cut}"
 
 
 def _limit(clause: Clause, which: str, unit: str) -> str:
