@@ -183,7 +183,7 @@ def _certificate_of(contract: Contract, clause: Clause) -> Certificate | MassGap
         relative = {"self_noise": RelativeToNoise, "stable": RelativeToStable}[clause.at_most.of]
         return relative(feed, times=clause.at_most.times)
     if clause.times_format is not None:
-        other = format_kernel(contract)
+        other = format_kernel(contract.kernels.train, contract.kernels.infer)
         if isinstance(other, FormatKernel):
             return FormatCertificate(feed, clause.times_format, other.format, other.whole)
     return Certificate(feed)

@@ -99,8 +99,9 @@ class Plan:
     @cached_property
     def format(self) -> Kernel | None:
         """The kernel that shows what the number format costs, if a clause allows it."""
+        kernels = self.contract.kernels
         asked = any(FORMAT in cell.kind.peers for cell in self.cells)
-        other = format_kernel(self.contract) if asked and not self.live else None
+        other = format_kernel(kernels.train, kernels.infer) if asked and not self.live else None
         return other.kernel if isinstance(other, FormatKernel) else None
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from servanda.contract.clause import WHOLE
 from servanda.judgement.clauses.base import ORDER, CellVerdict
 from servanda.judgement.clauses.chain_metrics import CHAIN
 from servanda.judgement.clauses.statistical import ALWAYS
@@ -62,6 +63,7 @@ def lines(verdict: Verdict, columns: int = 0) -> list[str]:
     top = [
         f"{line(verdict.contract)}: {line(verdict.infer)}  against  {line(verdict.train)}",
         _measured(verdict),
+        *(line(cell.rounding) for cell in cells if cell.rounding and cell.slice == WHOLE),
         *(line(text) for text in verdict.circumstances.differences),
         "",
         f"  {head}",

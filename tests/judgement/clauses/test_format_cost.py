@@ -138,9 +138,7 @@ def test_a_run_at_the_limit_is_seldom_decided():
 
 
 def kernels(train, infer):
-    both = (parse_kernel(text, engines=engine_names(), name="A") for text in (train, infer))
-    train, infer = both
-    return SimpleNamespace(kernels=SimpleNamespace(train=train, infer=infer))
+    return (parse_kernel(text, engines=engine_names(), name="A") for text in (train, infer))
 
 
 @pytest.mark.parametrize(
@@ -156,7 +154,7 @@ def kernels(train, infer):
     ],
 )
 def test_the_further_kernel_is_train_in_the_other_format(train, infer, found):
-    other = format_kernel(kernels(f"transformers:{train}", f"transformers:{infer}"))
+    other = format_kernel(*kernels(f"transformers:{train}", f"transformers:{infer}"))
     if isinstance(found, str):
         assert found in other
         return
@@ -166,8 +164,9 @@ def test_the_further_kernel_is_train_in_the_other_format(train, infer, found):
 
 
 def test_a_server_declares_no_format():
-    assert "not declared" in format_kernel(kernels("transformers:m@float32", "http://h:1"))
-    assert "no kernel of engine" in format_kernel(kernels("http://h:1", "transformers:m@bfloat16"))
+    assert "not declared" in format_kernel(*kernels("transformers:m@float32", "http://h:1"))
+    found = format_kernel(*kernels("http://h:1", "transformers:m@bfloat16"))
+    assert "no kernel of engine" in found
 
 
 REPO = Path(__file__).parents[3]

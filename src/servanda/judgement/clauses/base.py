@@ -251,6 +251,7 @@ class CellVerdict:
         stable: estimate of the stable kernel's value, from the same prompts.
         more: projected number of further prompt groups for a decision.
         note, reason: why, in words and by name.
+        rounding: its size beside the cost of the kernels' number format, where that was measured.
         assumptions: names in bounds.ASSUMPTIONS that the number needs.
         where: the clause in the contract's text.
         steps: first and last of the training steps that it is about; None: all of the evidence.
@@ -285,6 +286,7 @@ class CellVerdict:
     open: bool = False  # more rounds of this run could change the outcome
     note: str = ""
     reason: Reason = ""
+    rounding: str = ""
     assumptions: tuple[str, ...] = ()
     where: Where | None = field(default=None, compare=False)
     steps: tuple[int, int] | None = None

@@ -20,7 +20,7 @@ from servanda.theory.stats.bets import log_mean_exp
 from servanda.theory.stats.mean_ratio import MeanRatio, ratios
 
 if TYPE_CHECKING:
-    from servanda.contract.model import Contract, Kernel
+    from servanda.contract.model import Kernel
 
 HALF = ("bfloat16", "float16")
 _BY_NUMBER, _BY_FORMAT = np.log(0.8), np.log(0.2)  # shares of the evidence of each rule
@@ -41,9 +41,8 @@ class FormatKernel:
     format: str
 
 
-def format_kernel(contract: Contract) -> FormatKernel | str:
+def format_kernel(train: Kernel, infer: Kernel) -> FormatKernel | str:
     """The kernel that shows the cost of the format, or why there is none."""
-    train, infer = contract.kernels.train, contract.kernels.infer
     for side, kernel in (("train", train), ("infer", infer)):
         if kernel.quantization is not None:
             return f"{side} is quantised, which is more than a number format"
@@ -136,31 +135,36 @@ class FormatCertificate(Certificate):
         e_holds = float(np.logaddexp(own.e_holds + _BY_NUMBER, by_format + _BY_FORMAT))
         e_violated = min(own.e_violated, peak([p.growth()[1] for p in pairs], cell.claim))
         noise = None if floor is None else self.feed.value(floor)
+        class_, words = self._words(total, look)
         own = own.but(floor=noise, e_holds=e_holds, e_violated=e_violated)
-        words, beyond = "", own.value is not None and own.value > self.feed.value(self.feed.limit)
+        own = own.but(rounding=f"{class_}: {words}")
+        beyond = own.value is not None and own.value > self.feed.value(self.feed.limit)
         if beyond:
             known = Tally.of([r.process for r in rounds]).known
             usual = total.y * (1 if cell.claim == "realised" else cell.capacity) / known
             # the mean that the rule implies, of two distances by the triangle inequality
             limit = usual * (1 + self.times if self.whole else self.times)
-            words = self._words(total, look)
-            own = own.but(limit=max(limit, self.feed.value(self.feed.limit)), note=words)
+            note = f"{words}, limit {self.times:g}"
+            own = own.but(limit=max(limit, self.feed.value(self.feed.limit)), note=note)
         if e_violated >= look.log_price_violated:
             return own.but(outcome="violated", open=False, more=None)
         if e_holds >= look.log_price_holds and look.launched >= look.first:
             own = own.but(outcome="holds", open=False, more=None)
-            costs = f"this is what {self.format} costs: {words}"
+            costs = f"this is what {self.format} costs: {own.note}"
             return own.but(note=costs, reason="format cost") if beyond else own
         if own.outcome == "inconclusive" and not beyond:
             return own
         more = max(look.launched, look.first - look.launched, 1)
         return own.but(outcome="inconclusive", open=True, more=more)
 
-    def _words(self, pairs: MeanRatio, look: Interim) -> str:
+    def _words(self, pairs: MeanRatio, look: Interim) -> tuple[str, str]:
+        """The class of the difference, and its size beside the cost of the format."""
         low, high = pairs.interval(look.alpha)
+        class_ = f"differs about as {self.format} rounding does"
+        if high <= self.times:
+            class_ = f"agrees to {self.format} rounding"
+        elif low > self.times:
+            class_ = f"differs by more than {self.format} rounding"
         than = "train is from float32" if self.whole else f"train in {self.format} is"
         what = "infer is from float32" if self.whole else "infer is from train"
-        return (
-            f"{what} {pairs.value:.2f} [{low:.2f}, {high:.2f}] times as far as {than}, "
-            f"limit {self.times:g}"
-        )
+        return class_, f"{what} {pairs.value:.2f} [{low:.2f}, {high:.2f}] times as far as {than}"

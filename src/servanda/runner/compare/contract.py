@@ -16,6 +16,7 @@ from servanda.contract.workload import WorkloadSampling
 from servanda.engines import BUILTIN
 from servanda.errors import ContractError, MeasurementError
 from servanda.judgement import plan as planning
+from servanda.judgement.clauses.format_cost import FormatKernel, format_kernel
 from servanda.judgement.contract_text import Parts, completed
 from servanda.judgement.cost import Cost, cost_of
 from servanda.judgement.plan import Plan
@@ -165,6 +166,7 @@ def prepare(options: Options, engines: Engines) -> Comparison:
         f"slices    {sliced_by}",
         *(f"          {note}" for note in left_out),
         *claimed,
+        *_format_lines(template, sides),
     )
     no_golden = "no golden texts were given (--golden)"
     if sides.pack is not None:
@@ -205,6 +207,19 @@ def prepare(options: Options, engines: Engines) -> Comparison:
         bitwise=expected,
     )
     return Comparison(options, sides, parts, name, corpus, golden, folder, lines)
+
+
+def _format_lines(template: Contract, sides: Sides) -> tuple[str, ...]:
+    """Whether the run shows what the number format costs, if the preset allows that."""
+    if not any(clause.times_format for clause in template.statistical):
+        return ()
+    other = format_kernel(sides.train, sides.infer)
+    if isinstance(other, FormatKernel):
+        return (
+            f"format    A in {other.kernel.dtype} scores the same tokens: it shows what "
+            f"{other.format} costs",
+        )
+    return (f"format    what the number format costs is not measured: {other}",)
 
 
 def _limits(template: Contract, name: str) -> tuple[float, float]:
