@@ -10,7 +10,7 @@ import click
 from servanda.cli.options import shared
 from servanda.cli.promotion_options import act, decision_options
 from servanda.promotion.ledger.ledger import Ledger
-from servanda.promotion.run import record
+from servanda.promotion.run import history as runs
 from servanda.promotion.run.history import History
 from servanda.promotion.state import Override
 
@@ -24,7 +24,7 @@ def approve(reason: str, actor: str, **options: Any) -> None:
 
     Exit codes: 0 done and delivered; 2 wrong call; 4 refused, not delivered, or no usable ledger.
     """
-    act(partial(record.approve_run, actor=actor, reason=reason), **options)
+    act(partial(runs.approve_run, actor=actor, reason=reason), **options)
 
 
 @click.command()
@@ -42,7 +42,7 @@ def override(clause: str, slice_: str, ttl: float, reason: str, actor: str, **op
 
     def decide(ledger: Ledger, history: History, *, now: float) -> History:
         given = Override(clause, slice_, actor, reason, now + ttl)
-        return record.override_cell(ledger, history, given, now=now)
+        return runs.override_cell(ledger, history, given, now=now)
 
     act(decide, **options)
 
@@ -54,4 +54,4 @@ def rollback(reason: str, actor: str, **options: Any) -> None:
 
     Exit codes: 0 done and delivered; 2 wrong call; 4 refused, not delivered, or no usable ledger.
     """
-    act(partial(record.roll_back_run, actor=actor, reason=reason), **options)
+    act(partial(runs.roll_back_run, actor=actor, reason=reason), **options)

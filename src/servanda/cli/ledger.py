@@ -16,9 +16,8 @@ from servanda.cli.stdout import show, show_json
 from servanda.contract.text_file import whole
 from servanda.errors import EvidenceError, MeasurementError
 from servanda.gateway.controller import ledger_history
-from servanda.promotion.ledger.entry import Entry
+from servanda.promotion.ledger.entry import Entry, line
 from servanda.promotion.ledger.export import export
-from servanda.promotion.ledger.hash_chain import line
 from servanda.promotion.ledger.ledger import verify_at
 from servanda.promotion.run.history import DELIVERED, disagreements
 from servanda.registry import cut

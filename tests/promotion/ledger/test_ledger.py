@@ -6,8 +6,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from servanda.promotion.ledger.entry import Damaged, LedgerError, Outrun, Record
-from servanda.promotion.ledger.hash_chain import FIRST, canonical, digest
+from servanda.promotion.ledger.entry import (
+    FIRST,
+    Damaged,
+    LedgerError,
+    Outrun,
+    Record,
+    canonical,
+    digest,
+)
 from servanda.promotion.ledger.ledger import open_ledger, verify
 from tests.drawn import examples
 

@@ -8,9 +8,17 @@ import sqlite3
 
 import pytest
 
-from servanda.promotion.ledger.entry import COLUMNS, Damaged, LedgerError, Record, Row
+from servanda.promotion.ledger.entry import (
+    COLUMNS,
+    FIRST,
+    Damaged,
+    LedgerError,
+    Record,
+    Row,
+    canonical,
+    hash_of,
+)
 from servanda.promotion.ledger.export import export
-from servanda.promotion.ledger.hash_chain import FIRST, canonical, hash_of
 from servanda.promotion.ledger.ledger import Problem, mark_of, open_ledger, verify, verify_at
 
 FLIPS = 500

@@ -20,10 +20,15 @@ from servanda.promotion.ledger.entry import LedgerError, Outrun
 from servanda.promotion.ledger.ledger import open_ledger
 from servanda.promotion.notify.base import KINDS, message
 from servanda.promotion.notify.sinks import Command
-from servanda.promotion.run.history import histories, refreshed
+from servanda.promotion.run.history import (
+    approve_run,
+    histories,
+    override_cell,
+    refreshed,
+    roll_back_run,
+)
 from servanda.promotion.run.outbox import deliver, deliver_late
 from servanda.promotion.run.promoter import Build, promote
-from servanda.promotion.run.record import approve_run, override_cell, roll_back_run
 from servanda.promotion.state import Override
 from servanda.runner.run import in_process
 from tests import kit, serving
