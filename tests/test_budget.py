@@ -13,19 +13,19 @@ SRC = ROOT / "src" / "servanda"
 
 # lines of *.py, as `ruff format` writes them; templates, styles, scripts and C are counted apart
 BUDGET = {
-    "theory": 6421,
+    "theory": 6418,
     "traces": 1767,
-    "contract": 2722,
-    "judgement": 13294,
-    "engines": 15008,
-    "report": 4138,
-    "runner": 7161,
-    "rl": 23606,
-    "authoring": 5764,
-    "cli": 6757,
+    "contract": 2710,
+    "judgement": 13260,
+    "engines": 14979,
+    "report": 4800,
+    "runner": 7153,
+    "rl": 23585,
+    "authoring": 5762,
+    "cli": 6756,
     "root": 516,
     "promotion": 4620,
-    "gateway": 15149,
+    "gateway": 15052,
 }
 ASIDE = {".html": 466, ".css": 173, ".js": 130, ".c": 198}  # suffix -> lines under src
 # tests: with those of the same steps three ways, of the prices of error, of strangers' contracts,

@@ -4,9 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from servanda.contract.kernel_string import DTYPES, kernel_string, parse_kernel, shown
+from servanda.contract.kernel_string import (
+    DTYPES,
+    QUANTIZATIONS,
+    kernel_string,
+    parse_kernel,
+    shown,
+)
 from servanda.contract.model import Kernel
-from servanda.contract.quantizations import QUANTIZATIONS
 from servanda.errors import ContractError
 
 ENGINES = ["openai_http", "pack", "table", "transformers"]

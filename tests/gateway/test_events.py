@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from servanda.gateway.proxy.logprob_capture import EventSplitter, LogprobCapture, data_of, with_data
-from servanda.gateway.proxy.logprob_request import LogprobRequest
-from servanda.gateway.proxy.server_kinds import KINDS
+from servanda.gateway.proxy.logprob_request import KINDS, LogprobRequest
 
 VLLM, SGLANG, LLAMA = (KINDS[name] for name in ("vllm", "sglang", "llamacpp"))
 KIND = {True: VLLM, False: KINDS["plain"]}  # whether it writes null for ids that nobody asked for

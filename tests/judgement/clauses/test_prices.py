@@ -22,8 +22,6 @@ from servanda.judgement.clauses.draft_acceptance import (
 )
 from servanda.judgement.clauses.fidelity import Drawn, SamplerFidelity, ServedFidelity
 from servanda.judgement.clauses.guards import Coherent, Counts, UsableRatio
-from servanda.judgement.clauses.mass_gap import MassGap
-from servanda.judgement.clauses.relative import Compared, RelativeToNoise, RelativeToStable
 from servanda.judgement.clauses.reward_gap import Growth, Paired, RewardGap
 from servanda.judgement.clauses.sample_ratio import SampleRatio, Split
 from servanda.judgement.clauses.self_noise import SelfNoise
@@ -34,7 +32,15 @@ from servanda.judgement.clauses.service_level import (
     ServiceLevel,
     service_level,
 )
-from servanda.judgement.clauses.statistical import Certificate, Feed, Grown
+from servanda.judgement.clauses.statistical import (
+    Certificate,
+    Compared,
+    Feed,
+    Grown,
+    MassGap,
+    RelativeToNoise,
+    RelativeToStable,
+)
 from servanda.judgement.slices.rules import Cut
 from servanda.theory.stats.bets import Refutation
 from servanda.theory.stats.block_bootstrap import block_interval

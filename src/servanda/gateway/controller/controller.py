@@ -18,7 +18,7 @@ from typing import Any
 from servanda.contract.model import Contract
 from servanda.engines.worker import spawn
 from servanda.errors import ContractError, MeasurementError, ServandaError
-from servanda.gateway.controller.gateways import Gateways
+from servanda.gateway.controller.gateways import Gateways, SplitRecord
 from servanda.gateway.controller.intake import Intake
 from servanda.gateway.controller.ledger_history import run_of
 from servanda.gateway.controller.messages import Message, PromotionRoute, message_of
@@ -48,7 +48,6 @@ from servanda.gateway.routing.model import (
 )
 from servanda.gateway.routing.router import Router
 from servanda.gateway.routing.snapshot import acts
-from servanda.gateway.routing.split_record import SplitRecord
 from servanda.gateway.routing.state import (
     RoutingState,
     Rules,

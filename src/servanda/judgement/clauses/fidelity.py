@@ -30,9 +30,8 @@ from servanda.theory.stats.alpha import log_shared
 from servanda.theory.stats.bets import LEAK, SLACK, Refutation, log_mean_exp
 from servanda.theory.stats.cells import Cells
 from servanda.theory.stats.likelihood_ratio import LikelihoodRatio, log_factors
-from servanda.theory.stats.pit import Fidelity, log_densities
+from servanda.theory.stats.pit import Fidelity, log_bets, log_densities
 from servanda.theory.stats.served_tokens import Served
-from servanda.theory.stats.sets import log_bets
 from servanda.traces.token_history import SETS, sets_of
 from servanda.traces.trace import Trace
 

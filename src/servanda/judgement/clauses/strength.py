@@ -16,8 +16,7 @@ from servanda.judgement.clauses.base import Array, Cell, Interim, Outcome
 from servanda.theory.stats.bets import LEAK
 from servanda.theory.stats.cells import Cells
 from servanda.theory.stats.likelihood_ratio import cell_factors
-from servanda.theory.stats.pit import edges, log_densities
-from servanda.theory.stats.sets import log_bets
+from servanda.theory.stats.pit import edges, log_bets, log_densities
 from servanda.theory.stats.tilts import STRENGTHS, Tilts, by_cells, by_rank
 
 SHARES = (0.5, 0.25, 0.25)  # of the mixture: ranks, sets, cells

@@ -12,7 +12,7 @@ from servanda.contract.model import Clause, Contract
 from servanda.contract.stages import Leg, course_of
 from servanda.judgement.clauses.base import GUARDS, Cell
 from servanda.judgement.clauses.chain_metrics import CHAIN
-from servanda.judgement.lint.runtime import RUNTIME_METRICS
+from servanda.judgement.lint.sections import RUNTIME_METRICS
 from servanda.judgement.plan import Plan
 from servanda.report.explain.glossary import of_guard, of_metric
 from servanda.report.format import count, exact_percent, wrapped

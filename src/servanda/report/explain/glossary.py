@@ -9,7 +9,7 @@ from servanda.contract.clause import METRIC_ALIASES, printed_metric
 from servanda.judgement.clause_kinds import DEFAULT_GUARDS
 from servanda.judgement.clauses.base import GUARDS
 from servanda.judgement.clauses.chain_metrics import CHAIN
-from servanda.judgement.lint.runtime import RUNTIME_METRICS
+from servanda.judgement.lint.sections import RUNTIME_METRICS
 from servanda.judgement.slices.rules import FIELDS, LABEL, field_of
 from servanda.theory.divergence.base import DIVERGENCES, Divergence
 

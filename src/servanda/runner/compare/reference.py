@@ -17,8 +17,7 @@ from servanda.contract.model import Path as Scoring
 from servanda.contract.workload import Golden, Workload
 from servanda.engines import engine_names
 from servanda.engines.base import Engine
-from servanda.engines.recorded import record
-from servanda.engines.recorded_file import Pack, PackSchedule
+from servanda.engines.recorded import Pack, PackSchedule, record
 from servanda.engines.worker import spawn
 from servanda.errors import ContractError, MeasurementError
 from servanda.judgement.plan import Plan

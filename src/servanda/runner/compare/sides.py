@@ -11,7 +11,7 @@ from servanda.contract.kernel_string import parse_kernel, shown
 from servanda.contract.model import Kernel
 from servanda.engines import engine_names
 from servanda.engines.foreign_code import refuse_code_of_kernel
-from servanda.engines.recorded_file import Pack
+from servanda.engines.recorded import Pack
 from servanda.errors import ContractError, Where
 
 
