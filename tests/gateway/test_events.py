@@ -6,8 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from servanda.gateway.proxy.logprob_capture import EventSplitter, LogprobCapture, data_of, with_data
-from servanda.gateway.proxy.logprob_request import KINDS, LogprobRequest
+from servanda.gateway.proxy.logprob_request import (
+    KINDS,
+    EventSplitter,
+    LogprobCapture,
+    LogprobRequest,
+    data_of,
+    with_data,
+)
 
 VLLM, SGLANG, LLAMA = (KINDS[name] for name in ("vllm", "sglang", "llamacpp"))
 KIND = {True: VLLM, False: KINDS["plain"]}  # whether it writes null for ids that nobody asked for

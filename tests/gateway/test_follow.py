@@ -14,8 +14,7 @@ from servanda.gateway.proxy.logprob_request import LogprobRequest
 from servanda.gateway.proxy.request import CompletionRequest, RoutedRequest
 from servanda.gateway.proxy.request_log import UNKNOWN_PROMPT, LaunchLog
 from servanda.gateway.routing.model import Decision, RequestFacts, snapshot_of
-from servanda.traces.assignments import assignment_of
-from servanda.traces.request_log import read_served
+from servanda.traces.request_log import assignment_of, read_served
 from servanda.traces.serialization import to_plain
 from tests.gateway.serving import (
     NOBODY,

@@ -68,9 +68,10 @@ GROUPS: dict[str, tuple[str, dict[str, str]]] = {
 MODULES = {
     ("gateway", "pin"): "slice_routes",
     ("gateway", "status"): "slice_routes",
-    ("promotion", "approve"): "decisions",
-    ("promotion", "override"): "decisions",
-    ("promotion", "rollback"): "decisions",
+    **{
+        ("promotion", name): "promotion"
+        for name in ("status", "can-promote", "approve", "override", "rollback")
+    },
 }
 
 # a word that is no command -> the command, or the program, that does the same

@@ -26,10 +26,10 @@ from servanda.runner.compare.contract import (
     Options,
     compare,
     costed,
+    plain_texts,
     plan_of,
     prepare,
 )
-from servanda.runner.compare.prompts import plain_texts
 from servanda.runner.compare.side_distance import pair_score
 from servanda.runner.compare.surface import (
     Client,
@@ -40,7 +40,7 @@ from servanda.runner.compare.surface import (
     lines,
 )
 from servanda.runner.probe import Engines
-from servanda.runner.ray_engines import engines_on
+from servanda.runner.ray_cluster import engines_on
 
 # The API layers of two servers, compared before their kernels.
 

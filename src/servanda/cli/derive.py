@@ -30,7 +30,7 @@ from servanda.judgement import plan as planning
 from servanda.judgement.rewards import REWARDS, file_and_function
 from servanda.registry import did_you_mean
 from servanda.runner import load
-from servanda.runner.compare.prompts import read_corpus
+from servanda.runner.compare.contract import read_corpus
 from servanda.runner.compare.sides import refuse_missing
 from servanda.theory.bounds.gradient import Loss
 from servanda.theory.divergence.precision import CAPTURES

@@ -11,7 +11,7 @@ import click
 from servanda.cli.commands import HINTS
 from servanda.cli.options import PRINTS, shared
 from servanda.cli.output import clear
-from servanda.cli.promotion_options import ledger_key, opened
+from servanda.cli.promotion import ledger_key, opened
 from servanda.cli.stdout import show, show_json
 from servanda.contract.text_file import whole
 from servanda.errors import EvidenceError, MeasurementError

@@ -47,7 +47,7 @@ from servanda.theory.stats.block_bootstrap import block_interval
 from servanda.theory.stats.draft_counts import DraftCounts
 from servanda.theory.stats.group_ratio import GroupRatio
 from servanda.theory.stats.log_moment import LogMoment
-from servanda.traces.assignments import Assignment
+from servanda.traces.request_log import Assignment
 from tests import oracles
 
 LIMIT = 0.1

@@ -38,8 +38,8 @@ from servanda.judgement.slices.rules import Cut, cuts_of
 from servanda.theory.divergence.base import DIVERGENCES, OF_EXPERTS
 from servanda.theory.divergence.calibration import CALIBRATION
 from servanda.theory.stats.agreement import Agreement
-from servanda.traces.assignments import Assignment
 from servanda.traces.latency import Timing
+from servanda.traces.request_log import Assignment
 from servanda.traces.trace import Trace, TracePair, some
 
 # The data of a case, and the missing data: a clause without data is inconclusive.

@@ -64,7 +64,7 @@ from servanda.promotion.run.outbox import deliver
 from servanda.runner.load import load
 from servanda.runner.measurement import Open
 from servanda.theory.stats.alpha import log_price
-from servanda.traces.assignments import BREAKER, FAILOVER
+from servanda.traces.request_log import BREAKER, FAILOVER
 from servanda.traces.serialization import from_plain, to_plain
 
 # The worker of a controller: turns rows into stored evidence and routes.  It starts no thread.

@@ -19,7 +19,7 @@ from servanda.gateway.controller.status import GatewayStatus, PoolStatus, Replic
 from servanda.gateway.proxy.counters import numbers
 from servanda.gateway.routing.state import TrafficFacts
 from servanda.theory.planned_share import PlannedShare
-from servanda.traces.assignments import FAILOVER, Assignment
+from servanda.traces.request_log import FAILOVER, Assignment
 
 LATELY_S = 60.0  # window of recent traffic
 ALIVE_S = 10.0  # after which a silent gateway is taken to serve no one

@@ -35,7 +35,7 @@ from servanda.gateway.proxy.counters import Counts, InFlightMeans, add
 from servanda.gateway.proxy.logprob_request import LogprobRequest
 from servanda.gateway.proxy.request import RoutedRequest
 from servanda.gateway.routing.model import Snapshot
-from servanda.traces.assignments import MARK
+from servanda.traces.request_log import MARK
 
 # placeholder for unknown prompt ids: every row has the field
 UNKNOWN_PROMPT: Mapping[str, Any] = {"prompt_token_ids": [0], "x-prompt": "unknown"}

@@ -44,7 +44,7 @@ from servanda.runner.measurement import ExpiredError, Open, Watch, key_of
 from servanda.runner.run import RUNS
 from servanda.runner.run_directory import Occupied, RunDirectory, latest, opened
 from servanda.runner.sequential import Gathered, concluded, gather
-from servanda.traces.assignments import first_of_each_user
+from servanda.traces.request_log import first_of_each_user
 
 
 @dataclass(frozen=True)

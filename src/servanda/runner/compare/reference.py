@@ -23,7 +23,7 @@ from servanda.errors import ContractError, MeasurementError
 from servanda.judgement.plan import Plan
 from servanda.judgement.schedule import Schedule
 from servanda.runner import load, run
-from servanda.runner.compare.prompts import SHIPPED, read_corpus, shipped
+from servanda.runner.compare.contract import SHIPPED, read_corpus, shipped
 from servanda.runner.compare.sides import refuse_missing
 from servanda.runner.golden import by_length, refuse_short, text_batch
 from servanda.runner.measurement import Open, Progress, Watch, unwatched
