@@ -13,19 +13,19 @@ SRC = ROOT / "src" / "servanda"
 
 # lines of *.py, as `ruff format` writes them; templates, styles, scripts and C are counted apart
 BUDGET = {
-    "theory": 6418,
-    "traces": 1767,
-    "contract": 2710,
-    "judgement": 13260,
-    "engines": 14979,
+    "theory": 6411,
+    "traces": 1746,
+    "contract": 2701,
+    "judgement": 13229,
+    "engines": 14956,
     "report": 4800,
-    "runner": 7153,
-    "rl": 23585,
-    "authoring": 5762,
-    "cli": 6756,
+    "runner": 7113,
+    "rl": 23543,
+    "authoring": 5746,
+    "cli": 6702,
     "root": 516,
-    "promotion": 4620,
-    "gateway": 15052,
+    "promotion": 4618,
+    "gateway": 14991,
 }
 ASIDE = {".html": 466, ".css": 173, ".js": 130, ".c": 198}  # suffix -> lines under src
 # tests: with those of the same steps three ways, of the prices of error, of strangers' contracts,

@@ -12,8 +12,8 @@ from pydantic import TypeAdapter
 
 from servanda.authoring.contract_test.model import ContractTest
 from servanda.contract.clause import SECTIONS, printed_metric
+from servanda.contract.finding import ALIASES
 from servanda.contract.kernel_string import QUANTIZATIONS, dialect_names
-from servanda.contract.key_aliases import ALIASES
 from servanda.contract.model import API_VERSION, EXTERNAL, Contract
 from servanda.judgement.clauses.base import GUARDS
 from servanda.judgement.clauses.chain_metrics import CHAIN

@@ -19,8 +19,7 @@ from servanda.authoring.template import name_of
 from servanda.cli.options import PRINTS, given, shared
 from servanda.cli.output import refuse_place, write_text
 from servanda.cli.stdout import show
-from servanda.contract.hub_name import moved_path
-from servanda.contract.kernel_string import parse_kernel
+from servanda.contract.kernel_string import moved_path, parse_kernel
 from servanda.contract.model import Kernel
 from servanda.contract.objective import GroupAdvantage, Weighting
 from servanda.engines import engine_names

@@ -23,17 +23,42 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any, get_args
 
 from pydantic import ValidationError
 
 from servanda.contract.fields import VARIABLE
-from servanda.contract.hub_name import is_hub_name
 from servanda.contract.model import Kernel
 from servanda.errors import ContractError, Where
 from servanda.registry import Registry, did_you_mean
+
+# Models on the Hugging Face Hub: hf://ORGANISATION/NAME or hf://ORGANISATION/NAME@REVISION.
+
+HUB = "hf://"
+_NAME = re.compile(r"hf://(?!.*\.\.)(?P<repo>\w[\w.-]*/\w[\w.-]*)(@(?P<revision>\w[^\s@\\]*))?")
+
+
+def is_hub_name(model: str | None) -> bool:
+    """Whether a model is named on the Hub, and not by a path."""
+    return model is not None and model.startswith(HUB)
+
+
+def hub_parts(model: str) -> tuple[str, str | None] | None:
+    """Repository and revision of a name; None if it is not written so.
+
+    >>> hub_parts("hf://org/name@main"), hub_parts("hf://org/name"), hub_parts("hf://name")
+    (('org/name', 'main'), ('org/name', None), None)
+    """
+    match = _NAME.fullmatch(model)
+    return (match["repo"], match["revision"]) if match else None
+
+
+def moved_path(move: Callable[[str], str], model: str) -> str:
+    """A path that is moved; a name of the Hub stays."""
+    return model if is_hub_name(model) else move(model)
+
 
 BUILTIN_DIALECTS = ("vllm", "sglang", "llamacpp", "lmdeploy", "plain")
 DIALECTS: Registry[Any] = Registry("dialect", plugins="servanda.dialects")

@@ -27,7 +27,9 @@ from servanda.report.consequence import advice_rows
 from servanda.report.format import count, number
 from servanda.report.html_cards import cards, described
 from servanda.report.html_pictures import (
+    Scale,
     Track,
+    axis,
     deciding,
     drawn_track,
     e_values,
@@ -37,7 +39,6 @@ from servanda.report.html_pictures import (
     rung_picture,
     steps,
 )
-from servanda.report.html_shapes import Scale, axis
 from servanda.report.html_slices import SlicesOf, SliceWords, anchors, slice_words, slug
 from servanda.report.summary import counted, dumped, headline
 

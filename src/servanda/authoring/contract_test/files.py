@@ -15,6 +15,7 @@ from servanda.authoring.contract_test.evidence import (
     Data,
     GrowingEvidence,
     Recording,
+    misfits,
     recorded_data,
     synthetic_data,
 )
@@ -28,7 +29,6 @@ from servanda.authoring.contract_test.model import (
     Expectation,
 )
 from servanda.authoring.contract_test.results import CaseResult, Check, Evaluation, SuiteResult
-from servanda.authoring.contract_test.validate import misfits
 from servanda.contract import yaml_reader
 from servanda.contract.finding import Finding
 from servanda.contract.model import Contract

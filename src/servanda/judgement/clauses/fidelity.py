@@ -34,8 +34,7 @@ from servanda.theory.stats.alpha import log_shared
 from servanda.theory.stats.bets import LEAK, SLACK, Refutation, log_mean_exp
 from servanda.theory.stats.cells import Cells
 from servanda.theory.stats.likelihood_ratio import LikelihoodRatio, cell_factors, log_factors
-from servanda.theory.stats.pit import Fidelity, edges, log_bets, log_densities
-from servanda.theory.stats.served_tokens import Served
+from servanda.theory.stats.pit import Fidelity, Served, edges, log_bets, log_densities
 from servanda.theory.stats.tilts import STRENGTHS, Tilts, by_cells, by_rank
 from servanda.traces.token_history import SETS, sets_of
 from servanda.traces.trace import Trace

@@ -22,14 +22,13 @@ from servanda.contract.clause import (
     printed_metric,
 )
 from servanda.contract.fields import VARIABLE, duration_text
-from servanda.contract.finding import Finding
+from servanda.contract.finding import Finding, Path
 from servanda.contract.kernel_string import (
     QUANTIZATIONS,
     dialect_hint,
     is_dialect,
     quantization_hint,
 )
-from servanda.contract.key_aliases import Path
 from servanda.contract.model import EXTERNAL, Contract, Kernel, base_of
 from servanda.contract.policy import Replica, StageRule
 from servanda.contract.workload import Workload

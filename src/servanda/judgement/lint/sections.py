@@ -19,8 +19,7 @@ from servanda.contract.clause import (
     Section,
     SliceRule,
 )
-from servanda.contract.finding import Finding
-from servanda.contract.key_aliases import Path
+from servanda.contract.finding import Finding, Path
 from servanda.contract.model import EXTERNAL, Contract
 from servanda.contract.objective import Reward, Weighting
 from servanda.judgement.clauses.draft_acceptance import DRAFT_ACCEPTANCE

@@ -74,17 +74,16 @@ class Command:
         self._limit_s = limit_s
 
     def deliver(self, effect: Effect) -> None:
-        try:
+        with (
+            MeasurementError.of_system(f"{self._program}: cannot be run"),
             # files instead of pipes, so that neither a program that reads nothing nor one that
             # leaves a child with open pipes blocks this process
-            with tempfile.TemporaryFile() as message_file, tempfile.TemporaryFile() as errors:
-                message_file.write(json.dumps(message(effect)).encode())
-                message_file.seek(0)
-                self._run(effect, message_file, errors)
-        except OSError as error:
-            raise MeasurementError(
-                f"{self._program}: cannot be run: {error.strerror or error}"
-            ) from None
+            tempfile.TemporaryFile() as message_file,
+            tempfile.TemporaryFile() as errors,
+        ):
+            message_file.write(json.dumps(message(effect)).encode())
+            message_file.seek(0)
+            self._run(effect, message_file, errors)
 
     def _run(self, effect: Effect, message_file: IO[bytes], errors: IO[bytes]) -> None:
         variables = {"SERVANDA_EFFECT": effect.kind, "SERVANDA_IDEMPOTENCY_KEY": effect.key}

@@ -203,7 +203,7 @@ class Comparison:
 
     def save(self, path: Path) -> None:
         """Write the contract, and next to it the texts of a pack that are in no file."""
-        try:
+        with MeasurementError.of_system(f"{path} cannot be written", hint="choose another place"):
             path.parent.mkdir(parents=True, exist_ok=True)
             if self.sides.pack is not None:
                 given = (
@@ -215,10 +215,6 @@ class Comparison:
                         Path(name).parent.mkdir(parents=True, exist_ok=True)
                         Path(name).write_bytes(corpus.text.encode())
             path.write_text(self.text(path.parent), encoding="utf-8")
-        except OSError as error:
-            raise MeasurementError(
-                f"{path} cannot be written: {error.strerror or error}", hint="choose another place"
-            ) from None
 
 
 def prepare(options: Options, engines: Engines) -> Comparison:

@@ -12,9 +12,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
-from typing import Any, NamedTuple, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar, cast, get_args
 
+import msgspec
 from anyio import CapacityLimiter, to_thread
+from msgspec import Meta
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
@@ -28,18 +30,173 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from servanda.errors import ContractError, EvidenceError, ServandaError
+from servanda.gateway.controller import messages
 from servanda.gateway.controller.controller import Controller
+from servanda.gateway.controller.messages import PromotionRoute
 from servanda.gateway.controller.status import CellStatus, ControllerStatus, SliceStatus
 from servanda.gateway.controller.store import StandbyError
-from servanda.gateway.controller.web import format, requests, summary
+from servanda.gateway.controller.web import format, summary
 from servanda.gateway.controller.web.metrics import Metrics, leads, refused_keys
-from servanda.gateway.controller.web.requests import PinRequest, RequestError
 from servanda.gateway.http.api_keys import RIGHTS, Holder, Keys, Right
+from servanda.gateway.routing.model import PinTo, Pool, RequestFacts
 from servanda.gateway.routing.state import Transition
 from servanda.registry import did_you_mean, quoted
 from servanda.report.format import count, duration, line, percent, place
 from servanda.report.html import environment
+from servanda.traces import json_fields
+from servanda.traces.json_fields import json_text
 from servanda.traces.serialization import to_plain
+
+# Requests are JSON bodies, validated strictly.  None can name a file or a URL.
+
+LONGEST_PIN_S = 30 * 86_400.0
+_PINS = get_args(PinTo)
+_FACTS = 'session is infer, stable or null, and labels are texts, such as {"tenant": "acme"}'
+T = TypeVar("T")
+_LONGEST = 500  # characters of a reason
+_NAME = 1024  # of any other text
+# further fields of a promotion's route: its webhook may point here
+_EFFECT = ("kind", "key", "stage", "status", "from", "why", "decided", "at", "to", "for")
+
+
+class RequestError(ServandaError):
+    """A refused request, with its HTTP status."""
+
+    def __init__(self, status: int, message: str, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.status = status
+
+
+class _Facts(msgspec.Struct):
+    request: Annotated[str, Meta(min_length=1, max_length=_NAME)]
+    sticky: Annotated[str, Meta(min_length=1, max_length=_NAME)] | None = None
+    labels: dict[str, Annotated[str, Meta(max_length=_NAME)]] | None = None
+    prompt_tokens: messages.Count | None = None
+    session: Pool | None = None
+
+
+@dataclass(frozen=True)
+class PinRequest:
+    """A request for a pin.
+
+    Args:
+        to: None: the pin is released; ttl_s: its lifetime.
+    """
+
+    slice: str
+    reason: str
+    to: PinTo | None = None
+    ttl_s: float = 0.0
+
+
+def message_of(data: bytes) -> dict[str, Any]:
+    """A gateway's message.
+
+    Raises:
+        RequestError: not a JSON object.
+    """
+    try:
+        return msgspec.json.decode(data, type=dict[str, Any])
+    except (ValueError, RecursionError) as error:
+        raise RequestError(400, f"the body is not a JSON object: {error}") from None
+
+
+def body_of(data: bytes, *keys: str) -> dict[str, Any]:
+    """The JSON object of a request, which may have only these keys.
+
+    Raises:
+        RequestError: not a JSON object, or an unknown or repeated key.
+    """
+    try:
+        body = json_fields.parse_line(data.decode("utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise RequestError(400, f"the body is not JSON: {error}") from None
+    except json_fields.LineError as wrong:
+        raise RequestError(400, f"the body: {wrong}") from None
+    for key in body:
+        if key not in keys:
+            known = f"keys: {', '.join(keys)}" if keys else "send {}"
+            hint = did_you_mean(key, keys) if keys else ""
+            hint = hint if hint.startswith("did you") else known
+            raise RequestError(400, f"the body has no key {json_text(key)}", hint)
+    return body
+
+
+def pin_of(data: bytes) -> PinRequest:
+    """A pin.
+
+    Raises:
+        RequestError: the body is invalid, or the pin would last longer than 30 days.
+    """
+    body = body_of(data, "slice", "to", "ttl_s", "reason")
+    to, ttl_s = body.get("to"), body.get("ttl_s")
+    if to not in _PINS:
+        raise RequestError(400, f"to is {json_text(to)}", f"known: {', '.join(_PINS)}")
+    if isinstance(ttl_s, bool) or not isinstance(ttl_s, int | float) or not ttl_s > 0:
+        message = f"ttl_s is {json_text(ttl_s)}, not a number of seconds"
+        raise RequestError(400, message, "such as 86400")
+    if ttl_s > LONGEST_PIN_S:
+        hint = "pin again when it ends, or change the contract"
+        raise RequestError(400, "a pin holds for 30 days at most", hint)
+    return PinRequest(_text(body, "slice"), _reason(body), cast(PinTo, to), float(ttl_s))
+
+
+def unpin_of(data: bytes) -> PinRequest:
+    """A request to release a pin.  Raises: see `pin_of`."""
+    body = body_of(data, "slice", "reason")
+    return PinRequest(_text(body, "slice"), _reason(body))
+
+
+def route_of(data: bytes) -> PromotionRoute | None:
+    """A promotion's route; None: another notification of it, such as a page.
+
+    Raises:
+        RequestError: the body is invalid.
+    """
+    body = body_of(data, *PromotionRoute.__struct_fields__, *_EFFECT)
+    if body.get("kind", "route") != "route":
+        return None
+    hint = "send the body of a promotion's route effect as it is"
+    return _converted(PromotionRoute, body, "a route", hint)
+
+
+def request_facts_of(data: bytes) -> RequestFacts:
+    """The facts of a request that another gateway asks to route.
+
+    Raises:
+        RequestError: the body is invalid.
+    """
+    body = body_of(data, *_Facts.__struct_fields__)
+    facts = _converted(_Facts, body, "a request", _FACTS)
+    sticky = facts.request if facts.sticky is None else facts.sticky
+    labels, tokens = facts.labels or {}, facts.prompt_tokens
+    return RequestFacts(facts.request, sticky, labels, tokens, facts.session)
+
+
+def _converted(kind: type[T], body: dict[str, Any], noun: str, hint: str) -> T:
+    try:
+        return messages.converted(kind, body, noun, hint)
+    except EvidenceError as error:
+        raise RequestError(400, error.problems[0].message, error.problems[0].hint) from None
+
+
+def _text(body: Mapping[str, Any], key: str) -> str:
+    value = body.get(key)
+    if not isinstance(value, str) or not value or len(value) > _NAME:
+        message = f"{key} is {json_text(value)}, not a text"
+        raise RequestError(400, message, f"1 to {_NAME} characters")
+    return value
+
+
+def _reason(body: Mapping[str, Any]) -> str:
+    value = body.get("reason")
+    # on one line: it is printed where control characters would take effect
+    if not isinstance(value, str) or not line(value):
+        raise RequestError(400, "an act needs a reason", "the ledger keeps it")
+    if len(value) > _LONGEST:
+        raise RequestError(400, f"a reason has {_LONGEST} characters at most", "shorten it")
+    return line(value)
+
 
 OPEN = "/healthz"  # the one path that needs no key
 _ASSETS = "/assets/"
@@ -198,7 +355,6 @@ def json_reply(data: Any, status: int = 200, headers: dict[str, str] | None = No
     return Response(body, status, headers, media_type="application/json")
 
 
-T = TypeVar("T")
 Handler = Callable[[Request], Awaitable[Response]]
 _THREADS = 4  # for people; gateways have as many in addition
 _LEFT = 499  # its body is not read
@@ -239,8 +395,8 @@ class ControllerRoutes:
         acts: tuple[tuple[str, Right, Handler], ...] = (
             ("/v1/follow", "follow", self._follow),
             ("/v1/route/decide", "route", self._decide),
-            ("/v1/admin/pin", "pin", self._set_pin(requests.pin_of)),
-            ("/v1/admin/unpin", "pin", self._set_pin(requests.unpin_of)),
+            ("/v1/admin/pin", "pin", self._set_pin(pin_of)),
+            ("/v1/admin/unpin", "pin", self._set_pin(unpin_of)),
             ("/v1/admin/route", "pin", self._route),
             ("/v1/admin/reload", "reload", self._reload),
         )
@@ -286,7 +442,7 @@ class ControllerRoutes:
         return json_reply(to_plain(snapshot), headers={"etag": tag})
 
     async def _decide(self, request: Request) -> Response:
-        facts = requests.request_facts_of(await self._body(request))
+        facts = request_facts_of(await self._body(request))
         return await self._json(lambda: to_plain(self._controller.decide(facts)))
 
     async def _follow(self, request: Request) -> Response:
@@ -297,7 +453,7 @@ class ControllerRoutes:
             data = await self._body(request, self._limits.follow_bytes, self._limits.idle_s)
             follow = self._controller.follow
             return await to_thread.run_sync(
-                lambda: json_reply(follow(requests.message_of(data))), limiter=self._gateways
+                lambda: json_reply(follow(message_of(data))), limiter=self._gateways
             )
 
     def _set_pin(self, parse: Callable[[bytes], PinRequest]) -> Handler:
@@ -324,13 +480,13 @@ class ControllerRoutes:
         return handler
 
     async def _route(self, request: Request) -> Response:
-        route = requests.route_of(await self._body(request))
+        route = route_of(await self._body(request))
         if route is not None:
             await self._thread(lambda: self._controller.route(route))
         return await self._version()
 
     async def _reload(self, request: Request) -> Response:
-        requests.body_of(await self._body(request))
+        body_of(await self._body(request))
         problem = await self._thread(self._controller.reload)
         if problem:
             raise RequestError(409, problem, "the previous contract stays in effect")
