@@ -8,7 +8,8 @@ import pytest
 
 from servanda.errors import ServandaError
 from servanda.runner import run
-from servanda.runner.ray_cluster import RemoteEngine, connected, engines_on
+from servanda.runner.ray_cluster import connected
+from servanda.runner.ray_engines import RemoteEngine, engines_on
 from tests import kit
 from tests.real_ray.conftest import CLIENTS, NODE
 

@@ -4,7 +4,8 @@ import pytest
 
 from servanda.engines.worker import spawn
 from servanda.errors import MeasurementError
-from servanda.runner.ray_cluster import Cluster, RemoteEngine, actor_of, engines_on
+from servanda.runner.ray_cluster import Cluster
+from servanda.runner.ray_engines import RemoteEngine, actor_of, engines_on
 
 
 def test_without_an_address_kernels_are_child_processes():

@@ -17,7 +17,7 @@ from servanda.cli.stdout import show
 from servanda.engines.foreign_code import code_of, keys_of
 from servanda.judgement.verdict import FORMATS
 from servanda.runner import load, run
-from servanda.runner.ray_cluster import engines_on
+from servanda.runner.ray_engines import engines_on
 
 _NEITHER = f"{load.NO_CONTRACT}, or of a folder with a trainer's dump"
 _DUMPED = (".jsonl", ".gz", ".parquet", ".pt", ".pkl")  # how files of a dump end; no contract does

@@ -40,7 +40,7 @@ from servanda.runner.compare.surface import (
     lines,
 )
 from servanda.runner.probe import Engines
-from servanda.runner.ray_cluster import engines_on
+from servanda.runner.ray_engines import engines_on
 
 # The API layers of two servers, compared before their kernels.
 

@@ -13,7 +13,7 @@ from servanda.cli.screen import watching
 from servanda.cli.stdout import show_json
 from servanda.engines.rank_processes import joined, started_by_torchrun
 from servanda.runner.compare.reference import PackOptions, measure_pack, pack_contract
-from servanda.runner.ray_cluster import engines_on
+from servanda.runner.ray_engines import engines_on
 
 
 @click.command("measure")

@@ -15,6 +15,7 @@ import pytest
 
 import servanda.judgement.clauses
 from servanda.contract.model import Clause
+from servanda.judgement.clauses import statistical
 from servanda.judgement.clauses.base import Cell, Interim
 from servanda.judgement.clauses.draft_acceptance import (
     DraftAcceptance,
@@ -32,15 +33,7 @@ from servanda.judgement.clauses.service_level import (
     ServiceLevel,
     service_level,
 )
-from servanda.judgement.clauses.statistical import (
-    Certificate,
-    Compared,
-    Feed,
-    Grown,
-    MassGap,
-    RelativeToNoise,
-    RelativeToStable,
-)
+from servanda.judgement.clauses.statistical import Certificate, Feed, Grown
 from servanda.judgement.slices.rules import Cut
 from servanda.theory.stats.bets import Refutation
 from servanda.theory.stats.block_bootstrap import block_interval
@@ -191,7 +184,7 @@ def compared(kind: Any, own: tuple[int, int], **peers: tuple[int, int]) -> Case:
     red = crossing(lambda nats: ends(nats)[0][0] - ends(nats)[1][1])
     green = crossing(lambda nats: ends(nats)[1][0] - ends(nats)[0][1])
     moments = {name: moment(bits(*p)) for name, p in peers.items()}
-    return Case(kind, [Compared(moment(bits(*own)), moments)], red, green, near=0.02)
+    return Case(kind, [statistical.Compared(moment(bits(*own)), moments)], red, green, near=0.02)
 
 
 def mass_gap(inside: tuple[int, int], outside: tuple[int, int], limit: float = LIMIT) -> Case:
@@ -205,7 +198,7 @@ def mass_gap(inside: tuple[int, int], outside: tuple[int, int], limit: float = L
     red = crossing(lambda nats: max(ends(nats)[0], -ends(nats)[1]) - limit)
     green = crossing(lambda nats: limit - max(-ends(nats)[0], ends(nats)[1]))
     rounds = [tuple(moment(bits(*p)) for p in sides)]
-    return Case(MassGap(limit), rounds, red, green, near=0.02)
+    return Case(statistical.MassGap(limit), rounds, red, green, near=0.02)
 
 
 def sample_ratio(*hits: float, planned: float) -> Case:
@@ -242,8 +235,8 @@ def crossing(excess: Callable[[float], float]) -> float | None:
     return low
 
 
-NOISE = RelativeToNoise(Feed(limit=1.0), times=3.0)
-STABLE = RelativeToStable(Feed(limit=1.0), times=2.0)
+NOISE = statistical.RelativeToNoise(Feed(limit=1.0), times=3.0)
+STABLE = statistical.RelativeToStable(Feed(limit=1.0), times=2.0)
 CASES = {
     "realised": realised(bits(20, 40), bits(4, 20)),
     "realised, kept": realised(bits(2, 150), bits(0, 100)),
