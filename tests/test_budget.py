@@ -19,7 +19,7 @@ BUDGET = {
     "judgement": 13229,
     "engines": 14956,
     "report": 4800,
-    "runner": 7113,
+    "runner": 7125,
     "rl": 23543,
     "authoring": 5746,
     "cli": 6702,
