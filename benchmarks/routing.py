@@ -26,8 +26,7 @@ from servanda.contract.model import Contract
 from servanda.gateway.routing.evidence_price import evidence_above
 from servanda.gateway.routing.model import AWAY
 from servanda.gateway.routing.state import RoutingState, Rules, Score, TrafficFacts, WatchedCell
-from servanda.gateway.routing.state_machine import absorb, begin
-from servanda.gateway.routing.transition import advance
+from servanda.gateway.routing.state_machine import absorb, advance, begin
 from servanda.judgement.slices.rules import Cut, Term
 from servanda.theory.stats.bets import NEG, POS, log_mean_exp
 from servanda.theory.stats.group_ratio import GroupRatio

@@ -23,9 +23,9 @@ from servanda.contract.presets import PRESETS, preset_text, title
 from servanda.engines.faults.sync import SYNC_FAULTS
 from servanda.judgement.clauses.base import GUARDS
 from servanda.judgement.clauses.chain_metrics import CHAIN
-from servanda.judgement.lint.runtime import RUNTIME_METRICS
+from servanda.judgement.lint.sections import RUNTIME_METRICS
 from servanda.judgement.slices.rules import FIELDS, LABEL, OPERATORS
-from servanda.report.explain.glossary import of_guard, of_metric
+from servanda.report.explain.contract import of_guard, of_metric
 from servanda.runner import load
 from servanda.theory.divergence.base import DIVERGENCES
 

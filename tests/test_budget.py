@@ -13,24 +13,24 @@ SRC = ROOT / "src" / "servanda"
 
 # lines of *.py, as `ruff format` writes them; templates, styles, scripts and C are counted apart
 BUDGET = {
-    "theory": 6421,
-    "traces": 1767,
-    "contract": 2722,
-    "judgement": 13294,
-    "engines": 15008,
+    "theory": 6411,
+    "traces": 1746,
+    "contract": 2701,
+    "judgement": 13229,
+    "engines": 14956,
     "report": 4800,
-    "runner": 7161,
-    "rl": 23606,
-    "authoring": 5766,
-    "cli": 6758,
+    "runner": 7125,
+    "rl": 23543,
+    "authoring": 5746,
+    "cli": 6702,
     "root": 516,
-    "promotion": 4682,
-    "gateway": 15149,
+    "promotion": 4618,
+    "gateway": 14991,
 }
 ASIDE = {".html": 466, ".css": 173, ".js": 130, ".c": 198}  # suffix -> lines under src
 # tests: with those of the same steps three ways, of the prices of error, of strangers' contracts,
 # of observers that fail, and of what help texts give as examples
-OUTSIDE = {"tests": 98_604, "benchmarks": 16_000}
+OUTSIDE = {"tests": 98_589, "benchmarks": 16_000}
 LONGEST_FILE, LONGEST_FUNCTION = 900, 60
 # functions that are longer; the list only shrinks
 LONG = {

@@ -18,7 +18,7 @@ from servanda.cli.options import DASH, FileType, OutputPath
 from servanda.cli.screen import watching
 from servanda.engines import faults
 from servanda.judgement.verdict import FORMATS
-from servanda.promotion.run import record
+from servanda.promotion.run import history
 from servanda.runner.compare import selftest
 from servanda.runner.measurement import Progress
 from tests import kit
@@ -262,7 +262,7 @@ def test_json_alone_is_on_stdout(folder, ledger, command):
 
 
 def test_decisions_are_printed_as_json(folder, ledger, monkeypatch):
-    monkeypatch.setattr(record, "approve_run", lambda _, history, **__: history)  # none is awaited
+    monkeypatch.setattr(history, "approve_run", lambda _, history, **__: history)  # none is awaited
     cell = ["--clause", "tv", "--ttl", "1h"]
     for name, words in (("approve", []), ("override", cell), ("rollback", [])):
         given = ["toy", "--reason", "x", "--ledger", ledger, *words, "--format", "json"]

@@ -11,7 +11,7 @@ from servanda.cli.main import main
 from servanda.cli.plan import plan_page, power_picture, sizes
 from servanda.judgement.cost import cost_of
 from servanda.judgement.cost import power_curve as curve_of
-from servanda.report.html_shapes import Scale
+from servanda.report.html_pictures import Scale
 from servanda.runner import run
 from servanda.theory.stats.reachable import reach
 from tests import kit

@@ -11,11 +11,10 @@ import pytest
 from scripts import docs_site
 
 import servanda
-from servanda.gateway.controller.web.app import ControllerRoutes
-from servanda.gateway.controller.web.auth import Limits
+from servanda.gateway.controller.web.app import ControllerRoutes, Limits
 from servanda.gateway.http.api_keys import RIGHTS, Keys
 from servanda.gateway.proxy import completion
-from servanda.gateway.proxy.allowed_paths import OPEN
+from servanda.gateway.proxy.config import OPEN
 from tests.transcripts import blocks
 
 ROOT = Path(__file__).parents[1]

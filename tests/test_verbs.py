@@ -18,7 +18,7 @@ from servanda.engines import engine_names
 from servanda.engines.child_process import interpreter_of
 from servanda.engines.faults import FAULTS
 from servanda.errors import MeasurementError
-from servanda.report.explain.glossary import names
+from servanda.report.explain.contract import names
 from servanda.runner import run
 from servanda.theory.stats.alpha import attempt_alpha
 from servanda.theory.stats.interval import units_expected

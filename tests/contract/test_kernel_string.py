@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from servanda.contract.kernel_string import DTYPES, kernel_string, parse_kernel, shown
+from servanda.contract import kernel_string as language
+from servanda.contract.kernel_string import kernel_string, parse_kernel, shown
 from servanda.contract.model import Kernel
-from servanda.contract.quantizations import QUANTIZATIONS
 from servanda.errors import ContractError
 
 ENGINES = ["openai_http", "pack", "table", "transformers"]
@@ -17,9 +17,9 @@ kernels = st.builds(
     engine=st.sampled_from(["table", "transformers", "pack"]),
     model=texts,
     title=st.one_of(st.just(""), texts),
-    dtype=st.sampled_from(DTYPES),
+    dtype=st.sampled_from(language.DTYPES),
     attention=st.sampled_from(["eager", "sdpa"]),
-    quantization=st.one_of(st.none(), st.sampled_from(QUANTIZATIONS)),
+    quantization=st.one_of(st.none(), st.sampled_from(language.QUANTIZATIONS)),
     path=st.sampled_from([None, "prefill", "decode"]),
     batch_size=st.integers(1, 4096),
     weights_from=st.one_of(st.none(), texts),

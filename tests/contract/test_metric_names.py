@@ -10,7 +10,7 @@ from jsonschema import Draft7Validator
 from servanda.authoring.schema import json_schema
 from servanda.contract.clause import METRIC_ALIASES
 from servanda.judgement.clauses.base import GUARDS
-from servanda.report.explain.glossary import explain_name
+from servanda.report.explain.contract import explain_name
 from servanda.runner import load
 from tests.contract.test_language import problems_of
 

@@ -10,7 +10,7 @@ from servanda.contract.objective import Weighting
 from servanda.errors import ContractError
 from servanda.judgement.clauses.gradient import advantage_bound
 from servanda.judgement.clauses.scope import known_by_name, slices_of
-from servanda.judgement.lint.runtime import RUNTIME_METRICS
+from servanda.judgement.lint.sections import RUNTIME_METRICS
 from servanda.judgement.slices.rules import FIELDS, TOKEN_CLASSES, cuts_of
 from servanda.runner import run
 from tests import kit

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 from servanda.contract.identity import same_policy
 from servanda.contract.model import Kernel
 from servanda.engines import open_engine
-from servanda.engines.adapter import CONFIG, WEIGHTS
+from servanda.engines.checkpoint import CONFIG, WEIGHTS
 from servanda.errors import IdentityError, MeasurementError
 from servanda.traces.trace import Batch
 

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from servanda.contract.hub_name import hub_parts
-from servanda.contract.kernel_string import kernel_string, parse_kernel
+from servanda.contract.kernel_string import hub_parts, kernel_string, parse_kernel
 from servanda.contract.model import Kernel
 from servanda.engines import open_engine
 from servanda.engines.folder import DOWNLOAD, checkpoint_folder

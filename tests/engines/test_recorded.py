@@ -10,10 +10,10 @@ from click.testing import CliRunner
 
 from servanda.cli import main
 from servanda.contract.model import Kernel
-from servanda.engines import open_engine, recorded_file
+from servanda.engines import open_engine
+from servanda.engines import recorded as module
 from servanda.engines.conformance import LAWS, examine_engine
-from servanda.engines.recorded import record
-from servanda.engines.recorded_file import HEAD, Recorded
+from servanda.engines.recorded import HEAD, Recorded, record
 from servanda.engines.worker import spawn
 from servanda.errors import MeasurementError
 from servanda.runner import run
@@ -176,7 +176,7 @@ def test_a_block_that_fails_leaves_no_file(tmp_path):
 
 
 def test_logits_that_are_too_large_are_refused_while_they_come(tmp_path, monkeypatch):
-    monkeypatch.setattr(recorded_file, "LOGITS_BYTES", 1 << 20)
+    monkeypatch.setattr(module, "LOGITS_BYTES", 1 << 20)
     texts = replace(BATCH, continuations=((0,) * 9000,) * 3, width=9000)
     with (
         pytest.raises(MeasurementError, match="exceed 1 MiB") as raised,

@@ -12,7 +12,7 @@ import pytest
 
 from servanda.cli.commands import FIRST, GROUPS
 from servanda.cli.main import _load
-from servanda.contract.hub_name import hub_parts
+from servanda.contract.kernel_string import hub_parts
 from servanda.engines.folder import read_json, weight_files
 from servanda.engines.foreign_code import ALLOWED_HOSTS, NO_CODE, is_allowed
 from servanda.engines.table import Table

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from servanda.contract.model import Kernel
-from servanda.engines.conformance import LAWS, check_engine, engine_laws, examine_engine
+from servanda.engines.conformance import LAWS, base, check_engine, examine_engine
 from servanda.engines.table import TableEngine
 from servanda.engines.worker import spawn
 from servanda.errors import MeasurementError
@@ -477,7 +477,7 @@ def test_an_engine_that_hangs_once_it_is_closed_is_not_waited_for(kernel, monkey
                 released.wait()
             return super().describe()
 
-    monkeypatch.setattr(engine_laws, "_PATIENCE_S", 0.05)
+    monkeypatch.setattr(base, "_PATIENCE_S", 0.05)
     report = examine_engine(lambda: Hangs(kernel), laws=["a_closed_engine_opens_again"])
     released.set()
     assert "after close, describe did not answer within 0.05 s" in str(report)

@@ -11,7 +11,7 @@ from servanda.gateway.routing.model import RequestFacts, SliceRoute
 from servanda.gateway.routing.router import Router
 from servanda.judgement.slices.rules import Cut, Term
 from servanda.promotion.run.request_log_files import read_split
-from servanda.traces.assignments import first_of_each_user
+from servanda.traces.request_log import first_of_each_user
 from tests import serving as traffic
 from tests.gateway.serving import Fake, Running, config, drop, everything, reply, snapshot
 from tests.promotion.run.test_looking import at, cell

@@ -17,7 +17,7 @@ import httpx2
 import pytest
 from ruamel.yaml import YAML
 
-from servanda.gateway.envoy.leader_routes import LeaderRoutes
+from servanda.gateway.envoy.service import LeaderRoutes
 from servanda.traces.serialization import to_plain
 from tests.gateway import two_leaders
 from tests.gateway.controller import controllers

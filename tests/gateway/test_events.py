@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from servanda.gateway.proxy.logprob_capture import EventSplitter, LogprobCapture, data_of, with_data
-from servanda.gateway.proxy.logprob_request import LogprobRequest
-from servanda.gateway.proxy.server_kinds import KINDS
+from servanda.gateway.proxy import logprob_request as wire
+from servanda.gateway.proxy.logprob_request import KINDS, LogprobCapture, LogprobRequest
 
 VLLM, SGLANG, LLAMA = (KINDS[name] for name in ("vllm", "sglang", "llamacpp"))
 KIND = {True: VLLM, False: KINDS["plain"]}  # whether it writes null for ids that nobody asked for
@@ -42,7 +41,7 @@ def events_of(text):
 @given(st.lists(st.tuples(st.lists(LINES, max_size=3), ENDS), max_size=5), CUTS)
 def test_what_comes_out_is_what_came_in(events, cuts):
     stream = b"".join(b"".join(line + end for line in lines) + end for lines, end in events)
-    split = EventSplitter()
+    split = wire.EventSplitter()
 
     found = [event for part in parts_of(stream, cuts) for event in split.feed(part)]
     rest = split.rest()
@@ -82,13 +81,13 @@ def test_an_event_without_an_end_is_not_kept():
     ],
 )
 def test_the_text_of_an_event(event, data):
-    assert data_of(event) == data
+    assert wire.data_of(event) == data
 
 
 def test_another_text_leaves_the_other_lines_as_they_were():
     event = b": c\r\ndata: {\r\nid: 7\r\ndata: }\r\n\r\n"
 
-    assert with_data(event, b"[]") == b": c\r\ndata: []\r\nid: 7\r\n\r\n"
+    assert wire.with_data(event, b"[]") == b": c\r\ndata: []\r\nid: 7\r\n\r\n"
 
 
 def chunk(text, ids=None, logprobs=None, prompt=None, finish=None, chat=False, nulls=False, **more):
@@ -144,7 +143,7 @@ def test_a_sampled_stream_reads_as_one_that_was_not(texts, chat, end, cuts, cr_i
     told = b"".join(capture.feed(part) for part in parts_of(stream, cuts)) + capture.rest()
 
     def read(stream):
-        found = [data_of(b"\n".join(event) + b"\n\n") for event in events_of(stream)]
+        found = [wire.data_of(b"\n".join(event) + b"\n\n") for event in events_of(stream)]
         return [json.loads(one) if one and one[:1] == b"{" else one for one in found]
 
     assert read(told) == read(b"".join(plain))

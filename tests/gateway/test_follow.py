@@ -7,16 +7,14 @@ from dataclasses import replace
 
 import pytest
 
+from servanda.gateway.controller.gateways import SplitRecord
 from servanda.gateway.proxy.config import Limits, LogFiles, Upstream
 from servanda.gateway.proxy.counters import OVERHEAD_S, Counts, InFlightMeans
-from servanda.gateway.proxy.launch_log import LaunchLog
 from servanda.gateway.proxy.logprob_request import LogprobRequest
 from servanda.gateway.proxy.request import CompletionRequest, RoutedRequest
-from servanda.gateway.proxy.request_log import UNKNOWN_PROMPT
+from servanda.gateway.proxy.request_log import UNKNOWN_PROMPT, LaunchLog
 from servanda.gateway.routing.model import Decision, RequestFacts, snapshot_of
-from servanda.gateway.routing.split_record import SplitRecord
-from servanda.traces.assignments import assignment_of
-from servanda.traces.request_log import read_served
+from servanda.traces.request_log import assignment_of, read_served
 from servanda.traces.serialization import to_plain
 from tests.gateway.serving import (
     NOBODY,

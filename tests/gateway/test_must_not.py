@@ -17,8 +17,7 @@ from servanda.gateway.http.api_keys import Keys
 from servanda.gateway.proxy.config import LogFiles
 from servanda.gateway.routing.model import Pool, snapshot_of
 from servanda.gateway.routing.state import Rules, Score, TrafficFacts, WatchedCell
-from servanda.gateway.routing.state_machine import absorb, begin
-from servanda.gateway.routing.transition import advance
+from servanda.gateway.routing.state_machine import absorb, advance, begin
 from servanda.judgement.slices.rules import Cut, Term
 from servanda.runner.run import load
 from servanda.theory.stats.group_ratio import GroupRatio

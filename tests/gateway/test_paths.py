@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from servanda.errors import ContractError
 from servanda.gateway.http.api_keys import Keys
-from servanda.gateway.proxy.allowed_paths import OPEN, AllowedPaths
-from servanda.gateway.proxy.config import Config, Upstream
+from servanda.gateway.proxy.config import OPEN, AllowedPaths, Config, Upstream
 from tests.gateway.serving import WAIT_S, Fake, Running, config, reply
 
 # what the servers behind a gateway do under /v1 that is no inference

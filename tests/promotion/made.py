@@ -2,8 +2,7 @@
 
 from servanda.contract.identity import EvidenceKey
 from servanda.contract.stages import Leg
-from servanda.promotion.advance import advance, begin
-from servanda.promotion.operator import approve
+from servanda.promotion.advance import advance, approve, begin
 from servanda.promotion.state import CellResult, LegFinding, RuleAction
 
 KEY = EvidenceKey(contract="c", corpus="p", train="t", infer="i", weights="w")

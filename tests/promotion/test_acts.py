@@ -5,9 +5,7 @@ from dataclasses import replace
 import pytest
 
 from servanda.errors import EvidenceError
-from servanda.promotion.advance import advance
-from servanda.promotion.effects import route_of
-from servanda.promotion.operator import approve, override, roll_back
+from servanda.promotion.advance import advance, approve, override, roll_back, route_of
 from servanda.promotion.state import Override
 from tests.promotion.made import (
     FULL,

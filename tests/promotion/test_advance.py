@@ -6,9 +6,7 @@ from dataclasses import replace
 import pytest
 
 from servanda.errors import EvidenceError
-from servanda.promotion.advance import advance, begin, judged
-from servanda.promotion.effects import route_of
-from servanda.promotion.operator import override
+from servanda.promotion.advance import advance, begin, judged, override, route_of
 from servanda.promotion.state import Override, leg_of
 from tests.promotion.made import (
     FULL,

@@ -11,9 +11,7 @@ from itertools import product
 import pytest
 
 from servanda.errors import EvidenceError
-from servanda.promotion.advance import advance, begin
-from servanda.promotion.effects import route_of
-from servanda.promotion.operator import approve, override, roll_back
+from servanda.promotion.advance import advance, approve, begin, override, roll_back, route_of
 from servanda.promotion.state import CellResult, LegFinding, Override, RuleAction, State, leg_of
 from tests.promotion.made import FULL, KEY, OFFLINE, ONE, TEN
 

@@ -7,9 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from servanda.errors import EvidenceError
-from servanda.promotion.advance import advance, begin
-from servanda.promotion.effects import route_of
-from servanda.promotion.operator import approve, override, roll_back
+from servanda.promotion.advance import advance, approve, begin, override, roll_back, route_of
 from servanda.promotion.state import CellResult, LegFinding, Override, RuleAction, leg_of
 from tests.drawn import examples
 from tests.promotion import oracle

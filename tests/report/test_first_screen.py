@@ -11,9 +11,7 @@ from hypothesis import strategies as st
 from servanda.judgement.token_profile import EDGES, Portrait
 from servanda.report.html import bin_label, curves, fingerprints, matrix, view
 from servanda.report.html_cards import cards, least_seen
-from servanda.report.html_ladder import ladder
-from servanda.report.html_pictures import ratios
-from servanda.report.html_shapes import Scale
+from servanda.report.html_pictures import Scale, ladder, ratios
 from tests.report import made
 
 RAISED = str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789")

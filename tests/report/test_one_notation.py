@@ -7,7 +7,7 @@ import pytest
 
 from servanda.contract.stages import Leg
 from servanda.judgement.verdict import FORMATS
-from servanda.promotion.effects import effects_of
+from servanda.promotion.advance import effects_of
 from servanda.promotion.notify.slack import lines
 from servanda.promotion.run.report import cell_text
 from servanda.promotion.state import CellResult, State

@@ -13,7 +13,7 @@ from servanda.judgement.breakdown import Breakdown, StepPoint, StepSeries
 from servanda.judgement.token_profile import JOINT_BINS
 from servanda.judgement.verdict import FORMATS
 from servanda.report.format import number, rounded
-from servanda.report.html_shapes import NARROW, WIDE, Scale, Tick, mark, spaced
+from servanda.report.html_pictures import NARROW, WIDE, Scale, Tick, mark, spaced
 from servanda.report.html_slices import anchors
 from tests.report import made
 

@@ -10,7 +10,7 @@ import pytest
 from servanda.contract.identity import digest_of
 from servanda.contract.model import Kernel
 from servanda.engines import open_engine
-from servanda.engines.recorded_file import HEAD, Pack
+from servanda.engines.recorded import HEAD, Pack
 from servanda.errors import ContractError, MeasurementError, ServandaError
 from servanda.judgement.verdict import Verdict
 from servanda.runner import run

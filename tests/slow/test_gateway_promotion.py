@@ -7,8 +7,7 @@ from collections import defaultdict
 import httpx2
 import pytest
 
-from servanda.traces.assignments import is_assignment
-from servanda.traces.request_log import read_served
+from servanda.traces.request_log import is_assignment, read_served
 from tests.gateway.running import ADA, SERVED, WAIT_S, Program, Serving, Users, kernels, until
 
 STAGES = """\

@@ -18,7 +18,7 @@ from benchmarks import large_reference
 
 from servanda.engines import open_engine
 from servanda.engines.conformance import check_engine
-from servanda.engines.recorded_file import Pack
+from servanda.engines.recorded import Pack
 from servanda.engines.worker import spawn
 from servanda.errors import MeasurementError
 from tests.engines import large

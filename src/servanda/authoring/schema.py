@@ -12,15 +12,13 @@ from pydantic import TypeAdapter
 
 from servanda.authoring.contract_test.model import ContractTest
 from servanda.contract.clause import SECTIONS, printed_metric
-from servanda.contract.key_aliases import ALIASES
+from servanda.contract.finding import ALIASES
+from servanda.contract.kernel_string import QUANTIZATIONS, dialect_names
 from servanda.contract.model import API_VERSION, EXTERNAL, Contract
-from servanda.contract.quantizations import QUANTIZATIONS
-from servanda.contract.server_dialects import dialect_names
 from servanda.judgement.clauses.base import GUARDS
 from servanda.judgement.clauses.chain_metrics import CHAIN
 from servanda.judgement.clauses.scope import OUTCOME_METRICS
-from servanda.judgement.lint.escalation import BARE, STATES, SUBJECTS, WITH_VALUE
-from servanda.judgement.lint.runtime import RUNTIME_METRICS
+from servanda.judgement.lint.sections import BARE, RUNTIME_METRICS, STATES, SUBJECTS, WITH_VALUE
 from servanda.theory.divergence.base import DIVERGENCES
 
 DRAFT = "http://json-schema.org/draft-07/schema#"

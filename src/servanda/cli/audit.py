@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 
 from servanda.cli.options import FILE, LOG_ROWS, shared
-from servanda.cli.promotion_options import ledger_key
+from servanda.cli.promotion import ledger_key
 from servanda.cli.stdout import show_as
 from servanda.errors import MeasurementError
 from servanda.gateway.controller.audit import Audit, render

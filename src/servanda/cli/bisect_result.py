@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from servanda.report.format import count, number, percent
 from servanda.report.html import Sheet, Story, board
-from servanda.report.html_shapes import (
+from servanda.report.html_pictures import (
     WIDE,
     Markup,
     Scale,

@@ -66,11 +66,13 @@ GROUPS: dict[str, tuple[str, dict[str, str]]] = {
 }
 # a command whose module is not called as it is
 MODULES = {
-    ("gateway", "pin"): "slice_routes",
-    ("gateway", "status"): "slice_routes",
-    ("promotion", "approve"): "decisions",
-    ("promotion", "override"): "decisions",
-    ("promotion", "rollback"): "decisions",
+    (group, name): module
+    for group, names, module in (
+        ("contract", ("init", "schema", "presets"), "texts"),
+        ("gateway", ("pin", "status"), "slice_routes"),
+        ("promotion", ("status", "can-promote", "approve", "override", "rollback"), "promotion"),
+    )
+    for name in names
 }
 
 # a word that is no command -> the command, or the program, that does the same

@@ -26,10 +26,11 @@ from servanda.runner.compare.contract import (
     Options,
     compare,
     costed,
+    plain_texts,
     plan_of,
     prepare,
 )
-from servanda.runner.compare.prompts import plain_texts
+from servanda.runner.compare.side_distance import pair_score
 from servanda.runner.compare.surface import (
     Client,
     LayerResult,
@@ -38,7 +39,6 @@ from servanda.runner.compare.surface import (
     differs,
     lines,
 )
-from servanda.runner.compare.third_scorer import pair_score
 from servanda.runner.probe import Engines
 from servanda.runner.ray_engines import engines_on
 

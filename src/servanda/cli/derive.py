@@ -19,8 +19,7 @@ from servanda.authoring.template import name_of
 from servanda.cli.options import PRINTS, given, shared
 from servanda.cli.output import refuse_place, write_text
 from servanda.cli.stdout import show
-from servanda.contract.hub_name import moved_path
-from servanda.contract.kernel_string import parse_kernel
+from servanda.contract.kernel_string import moved_path, parse_kernel
 from servanda.contract.model import Kernel
 from servanda.contract.objective import GroupAdvantage, Weighting
 from servanda.engines import engine_names
@@ -30,7 +29,7 @@ from servanda.judgement import plan as planning
 from servanda.judgement.rewards import REWARDS, file_and_function
 from servanda.registry import did_you_mean
 from servanda.runner import load
-from servanda.runner.compare.prompts import read_corpus
+from servanda.runner.compare.contract import read_corpus
 from servanda.runner.compare.sides import refuse_missing
 from servanda.theory.bounds.gradient import Loss
 from servanda.theory.divergence.precision import CAPTURES

@@ -54,7 +54,7 @@ def envoy(leaders: tuple[str, ...], grpc_at: str, http_at: str) -> None:
         )
     with needing("the service for Envoy", "gateway,envoy"):
         from servanda.gateway.envoy import service
-        from servanda.gateway.envoy.leader_routes import LeaderRoutes
+        from servanda.gateway.envoy.service import LeaderRoutes
     service.refuse_missing()
     service.serve(LeaderRoutes(leaders, key, click.echo), *addresses, click.echo)
     sys.exit(0)

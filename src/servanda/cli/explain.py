@@ -16,8 +16,7 @@ from servanda.judgement.bound_chain.chain import Chain
 from servanda.judgement.bound_chain.chain import chain as chain_of
 from servanda.registry import did_you_mean
 from servanda.report.chain_text import chain_text
-from servanda.report.explain.contract import explain_contract
-from servanda.report.explain.glossary import explain_name, names
+from servanda.report.explain.contract import explain_contract, explain_name, names
 from servanda.runner import load
 from servanda.runner.finished_run import read
 

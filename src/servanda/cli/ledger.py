@@ -11,14 +11,13 @@ import click
 from servanda.cli.commands import HINTS
 from servanda.cli.options import PRINTS, shared
 from servanda.cli.output import clear
-from servanda.cli.promotion_options import ledger_key, opened
+from servanda.cli.promotion import ledger_key, opened
 from servanda.cli.stdout import show, show_json
 from servanda.contract.text_file import whole
 from servanda.errors import EvidenceError, MeasurementError
 from servanda.gateway.controller import ledger_history
-from servanda.promotion.ledger.entry import Entry
+from servanda.promotion.ledger.entry import Entry, line
 from servanda.promotion.ledger.export import export
-from servanda.promotion.ledger.hash_chain import line
 from servanda.promotion.ledger.ledger import verify_at
 from servanda.promotion.run.history import DELIVERED, disagreements
 from servanda.registry import cut

@@ -18,7 +18,7 @@ from servanda.judgement.plan import Plan
 from servanda.report import format
 from servanda.report.format import number
 from servanda.report.html import Sheet, Story, board
-from servanda.report.html_shapes import (
+from servanda.report.html_pictures import (
     WIDE,
     Markup,
     Scale,

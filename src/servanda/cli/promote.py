@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from servanda.cli.options import FILE, LOG_ROWS, shared, until
-from servanda.cli.promotion_options import (
+from servanda.cli.promotion import (
     actor_option,
     code_of,
     notify,

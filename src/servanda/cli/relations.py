@@ -20,7 +20,7 @@ from servanda.contract.model import Kernel
 from servanda.engines import engine_names
 from servanda.errors import ContractError
 from servanda.runner import run
-from servanda.runner.compare.prompts import SHIPPED, read_corpus, shipped
+from servanda.runner.compare.contract import SHIPPED, read_corpus, shipped
 from servanda.runner.compare.sides import refuse_missing
 from servanda.runner.measurement import Progress
 from servanda.runner.probe import encoded

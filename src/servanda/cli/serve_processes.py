@@ -25,8 +25,7 @@ from servanda.runner.load import load
 
 if TYPE_CHECKING:
     from servanda.engines.tls import Certificate
-    from servanda.gateway.controller.process import Settings
-    from servanda.gateway.controller.supervisor import Supervisor
+    from servanda.gateway.controller.process import Settings, Supervisor
     from servanda.gateway.http.api_keys import Role
     from servanda.gateway.proxy.config import Config, Replica, Upstream
     from servanda.gateway.proxy.gateway import Gateway
@@ -226,7 +225,7 @@ def _make_supervisor(
     settings: Settings, certificate: Certificate | None
 ) -> tuple[Upstream, Supervisor]:
     """The leader, as its gateway asks it, and as the process that it will be."""
-    from servanda.gateway.controller.supervisor import Supervisor
+    from servanda.gateway.controller.process import Supervisor
     from servanda.gateway.proxy.config import Upstream
 
     key = secrets.token_urlsafe(32)

@@ -12,7 +12,7 @@ import click
 from servanda.cli.options import FILE, shared, together
 from servanda.cli.stdout import show, show_as, show_json
 from servanda.errors import ContractError
-from servanda.gateway.controller.web import text as slices
+from servanda.gateway.controller.web import summary
 from servanda.report.format import line
 
 _LONGEST_S = 30 * 86_400.0
@@ -41,7 +41,7 @@ def status(gateway: str | None, key_file: Path | None, format_: str) -> None:
     """
     client = admin_client(gateway, key_file)
     now = client.status()
-    show_as(format_, now, slices.text(now, client.url))
+    show_as(format_, now, summary.text(now, client.url))
 
 
 @click.command()

@@ -10,8 +10,7 @@ from pathlib import Path
 import click
 
 from servanda.authoring.contract_test.files import PreparedTest, files_of, prepare_tests
-from servanda.authoring.contract_test.report import junit, render
-from servanda.authoring.contract_test.results import SuiteResult
+from servanda.authoring.contract_test.results import SuiteResult, junit, render
 from servanda.authoring.fault_injection import FaultCheck, fault_checks, share_caught, valid
 from servanda.cli.input import each
 from servanda.cli.options import FILE, given, shared, until

@@ -23,19 +23,78 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any, get_args
 
 from pydantic import ValidationError
 
 from servanda.contract.fields import VARIABLE
-from servanda.contract.hub_name import is_hub_name
 from servanda.contract.model import Kernel
-from servanda.contract.quantizations import QUANTIZATIONS, quantization_hint
-from servanda.contract.server_dialects import dialect_hint, is_dialect
 from servanda.errors import ContractError, Where
-from servanda.registry import did_you_mean
+from servanda.registry import Registry, did_you_mean
+
+# Models on the Hugging Face Hub: hf://ORGANISATION/NAME or hf://ORGANISATION/NAME@REVISION.
+
+HUB = "hf://"
+_NAME = re.compile(r"hf://(?!.*\.\.)(?P<repo>\w[\w.-]*/\w[\w.-]*)(@(?P<revision>\w[^\s@\\]*))?")
+
+
+def is_hub_name(model: str | None) -> bool:
+    """Whether a model is named on the Hub, and not by a path."""
+    return model is not None and model.startswith(HUB)
+
+
+def hub_parts(model: str) -> tuple[str, str | None] | None:
+    """Repository and revision of a name; None if it is not written so.
+
+    >>> hub_parts("hf://org/name@main"), hub_parts("hf://org/name"), hub_parts("hf://name")
+    (('org/name', 'main'), ('org/name', None), None)
+    """
+    match = _NAME.fullmatch(model)
+    return (match["repo"], match["revision"]) if match else None
+
+
+def moved_path(move: Callable[[str], str], model: str) -> str:
+    """A path that is moved; a name of the Hub stays."""
+    return model if is_hub_name(model) else move(model)
+
+
+BUILTIN_DIALECTS = ("vllm", "sglang", "llamacpp", "lmdeploy", "plain")
+DIALECTS: Registry[Any] = Registry("dialect", plugins="servanda.dialects")
+DIALECTS.reserve(*BUILTIN_DIALECTS)
+
+
+def dialect_names() -> tuple[str, ...]:
+    """Every name, with those of installed packages, which are not imported."""
+    return tuple(dict.fromkeys((*BUILTIN_DIALECTS, *DIALECTS.names())))
+
+
+def is_dialect(name: str) -> bool:
+    """Whether there is such a dialect; packages are asked for a name that is not built in."""
+    return name in BUILTIN_DIALECTS or name in DIALECTS
+
+
+def dialect_hint(name: str) -> str:
+    """The nearest name, or all of them."""
+    return did_you_mean(name, dialect_names())
+
+
+QUANTIZATIONS = (
+    *("int8_weight_only", "int8_dynamic", "w8a8", "int4_g32", "w4a16_g128"),
+    *("fp8_weight_only", "fp8_tensor", "fp8_channel", "fp8_block", "fp8_e5m2_channel"),
+    *("mxfp8", "mxfp4_weight_only", "nvfp4", "nvfp4_weight_only"),
+    *("q8_0", "q4_0", "q4_k_m"),  # of GGUF
+)
+
+
+def quantization_hint(name: str) -> str:
+    """Names are exact: two that begin alike are two kernels."""
+    alike = [q for q in QUANTIZATIONS if name and q.startswith(name)]
+    if len(alike) > 1:
+        return f"which one: {' or '.join(alike)}? They are different kernels"
+    return did_you_mean(name, QUANTIZATIONS)
+
 
 PACK = ".pack"
 DTYPES: tuple[str, ...] = get_args(Kernel.model_fields["dtype"].annotation)

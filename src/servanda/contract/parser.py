@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from servanda.contract.clause import TEXT
-from servanda.contract.key_aliases import Path
+from servanda.contract.finding import Path
 from servanda.contract.model import Contract
 from servanda.errors import ContractError, Problem, Where
 from servanda.registry import did_you_mean, quoted

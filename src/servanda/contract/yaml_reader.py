@@ -20,7 +20,7 @@ from ruamel.yaml.reader import Reader
 from ruamel.yaml.resolver import VersionedResolver
 from ruamel.yaml.tag import Tag
 
-from servanda.contract.key_aliases import Path, stored_key
+from servanda.contract.finding import Path, stored_key
 from servanda.errors import ContractError, Problem, Where
 
 MAX_DEPTH = 64

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from servanda.contract.hub_name import hub_parts, is_hub_name
 from servanda.contract.identity import DEFAULT, digest_of
+from servanda.contract.kernel_string import hub_parts, is_hub_name
 from servanda.engines.foreign_code import code_is_refused, is_allowed
 from servanda.errors import MeasurementError, Where
 from servanda.traces import json_fields

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from servanda.contract.kernel_string import DIALECTS
 from servanda.contract.model import Contract, Kernel, Place
-from servanda.contract.server_dialects import DIALECTS
 from servanda.engines.base import BUILTIN
 from servanda.errors import ContractError, Problem, Where
 from servanda.judgement.rewards import file_and_function

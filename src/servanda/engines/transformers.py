@@ -28,14 +28,14 @@ from torch.overrides import TorchFunctionMode
 from servanda.contract.identity import Description, digest_of
 from servanda.contract.model import Kernel, Path
 from servanda.engines import checkpoint, folder
-from servanda.engines.adapter import (
+from servanda.engines.base import ENGINES
+from servanda.engines.checkpoint import (
     adapter_config,
     adapter_digests,
     adapter_folder,
     adapter_tensors,
+    quiet,
 )
-from servanda.engines.base import ENGINES
-from servanda.engines.checkpoint import quiet
 from servanda.engines.folder import reading
 from servanda.engines.local_engine import LocalEngine, Step
 from servanda.engines.low_precision.model import (

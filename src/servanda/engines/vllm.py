@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from servanda.contract.identity import Description
 from servanda.contract.model import Kernel, Path
 from servanda.engines import checkpoint, folder, vllm_launch
-from servanda.engines.adapter import adapter_digests, adapter_folder, adapter_tensors
 from servanda.engines.base import CHUNK_ELEMENTS, ENGINES, about_of, refuse_misfits
+from servanda.engines.checkpoint import adapter_digests, adapter_folder, adapter_tensors
 from servanda.engines.vllm_launch import KEY, Reported, Rows, SequenceRecord, Tap, trace_of
 from servanda.errors import MeasurementError
 from servanda.theory.sampling import Floats, Sampling, columns_of, processed_logprobs, seed_of

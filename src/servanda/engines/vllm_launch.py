@@ -24,7 +24,7 @@ from servanda.contract.model import Kernel
 from servanda.contract.speculation import OPTION as SPECULATION
 from servanda.contract.speculation import draft_of
 from servanda.engines import checkpoint, folder
-from servanda.engines.adapter import adapter_config, adapter_folder
+from servanda.engines.checkpoint import adapter_config, adapter_folder
 from servanda.engines.safetensors import read_stored, weights_digest
 from servanda.errors import MeasurementError
 from servanda.registry import did_you_mean

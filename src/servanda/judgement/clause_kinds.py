@@ -26,12 +26,16 @@ from servanda.judgement.clauses.format_cost import (
     FormatKernel,
     format_kernel,
 )
-from servanda.judgement.clauses.mass_gap import MassGap
 from servanda.judgement.clauses.numerical import BoundedFact, Calibration, Fact
-from servanda.judgement.clauses.relative import RelativeToNoise, RelativeToStable
 from servanda.judgement.clauses.sample_ratio import STAGES_WITH_SPLIT
 from servanda.judgement.clauses.service_level import TIMINGS, LoadOf, service_level
-from servanda.judgement.clauses.statistical import Certificate, feed_of
+from servanda.judgement.clauses.statistical import (
+    Certificate,
+    MassGap,
+    RelativeToNoise,
+    RelativeToStable,
+    feed_of,
+)
 from servanda.judgement.schedule import Schedule
 from servanda.theory.divergence.base import DIVERGENCES
 from servanda.theory.divergence.calibration import CALIBRATION

@@ -13,7 +13,7 @@ from servanda.contract.model import EXTERNAL, Contract, Kernels
 from servanda.errors import EvidenceError
 from servanda.judgement.breakdown import Advice, Breakdown, EValuePath, Rung
 from servanda.judgement.clauses.base import Cell, CellVerdict, Interim, Outcome, worst
-from servanda.judgement.clauses.strength import weak_guards
+from servanda.judgement.clauses.fidelity import weak_guards
 from servanda.judgement.evidence import Evidence, Weighed, cut_answers
 from servanda.judgement.token_profile import Portrait, added
 from servanda.judgement.verdict_table import CellTable

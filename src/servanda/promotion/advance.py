@@ -2,28 +2,30 @@
 #
 # Forward on evidence alone, and one step (leg) at a time; back from everywhere.  Each evaluation
 # derives the status anew: a promotion that waits for an approval is rolled back by the same line as
-# one that gathers evidence.
+# one that gathers evidence.  People act on a run too: with an actor, a reason and a new revision.
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 from servanda.contract.identity import EvidenceKey
 from servanda.contract.stages import Leg
 from servanda.errors import EvidenceError
 from servanda.judgement.clauses.base import Outcome, worst
-from servanda.promotion.effects import effects_of
 from servanda.promotion.state import (
     CellResult,
     Effect,
     LegFinding,
+    Override,
     RuleAction,
     State,
     Status,
     leg_of,
 )
+from servanda.traces.serialization import to_plain
 
 ERRORS = 3  # failed evaluations in a row after which a run is halted
 EXPIRED = "the evidence has expired"
@@ -293,3 +295,160 @@ def _after_holding(
         approved="",
         why=f"{every} held on {leg.name}",
     )
+
+
+def approve(course: Sequence[Leg], state: State, *, actor: str, reason: str, now: float) -> Move:
+    """Approve the next stage; the next evaluation that holds moves there.
+
+    Raises:
+        EvidenceError: the run awaits no approval, the actor is missing, or the clock went back.
+    """
+    _refuse_unsigned(state, "an approval", actor, reason, now)
+    if state.status != "awaiting_approval":
+        raise EvidenceError(
+            f"promotion {state.run} does not wait for an approval: it is {_status_text(state)}",
+            hint="wait until everything holds on the step: an approval is for evidence that is "
+            "there"
+            if not state.ended
+            else "start another attempt: servanda promote --fresh",
+        )
+    why = f"{actor} approved: {reason}"
+    leg = leg_of(course, state).name
+    return move_to(
+        course, state, replace(state, status="running", approved=leg, seen=now, why=why), None
+    )
+
+
+def override(course: Sequence[Leg], state: State, given: Override, *, now: float) -> Move:
+    """Exclude a cell from decisions until the override expires.
+
+    Raises:
+        EvidenceError: it has expired or never does, the run has ended, the actor is missing, or the
+            clock went back.
+    """
+    _refuse_unsigned(state, "an override", given.actor, given.reason, now)
+    if state.ended:
+        raise EvidenceError(
+            f"promotion {state.run} is {_status_text(state)}: there is nothing to override",
+            hint="start another attempt: servanda promote --fresh",
+        )
+    finite = math.isfinite(given.expires)
+    if not finite or given.expires <= now:
+        when = "expires before it begins" if finite else "never expires"
+        raise EvidenceError(
+            f"the override of {given.clause} on {given.slice} {when}",
+            hint="give it a time to live, such as --ttl 24h",
+        )
+    why = f"{given.actor} overrode {given.clause} on {given.slice}: {given.reason}"
+    others = tuple(o for o in state.overrides if (o.clause, o.slice) != (given.clause, given.slice))
+    after = replace(state, overrides=(*others, given), seen=now, why=why)
+    return move_to(course, state, after, None)
+
+
+def roll_back(course: Sequence[Leg], state: State, *, actor: str, reason: str, now: float) -> Move:
+    """Return all traffic to stable, from any state.
+
+    Raises:
+        EvidenceError: the run is rolled back already, the actor is missing, or the clock went back.
+    """
+    _refuse_unsigned(state, "a rollback", actor, reason, now)
+    if state.status == "rolled_back":
+        raise EvidenceError(
+            f"promotion {state.run} is {_status_text(state)}",
+            hint="servanda promotion status shows who serves",
+        )
+    why = f"{actor} rolled back: {reason}"
+    after = replace(state, status="rolled_back", approved="", seen=now, why=why)
+    return move_to(course, state, after, None)
+
+
+def _refuse_unsigned(state: State, act: str, actor: str, reason: str, now: float) -> None:
+    in_order(state, now)
+    for name, text in (("actor", actor), ("reason", reason)):
+        if not text.strip():
+            raise EvidenceError(
+                f"{act} needs {'an actor' if name == 'actor' else 'a reason'}",
+                hint=f"give --{name}: it is written to the ledger",
+            )
+
+
+def _status_text(state: State) -> str:
+    return f"{state.status.replace('_', ' ')} ({state.why})"
+
+
+def route_of(course: Sequence[Leg], state: State) -> dict[str, float]:
+    """The route: the share of infer, the mirrored share, and the share of scored responses.
+
+    A rolled back run keeps its mirrored traffic, so that the fault can be examined.  Expired
+    evidence is no evidence against a kernel that serves all traffic: there the route stays.
+    """
+    leg = course[state.leg]
+    serves_on = leg.stage == "full" and state.status == "superseded" and state.expired
+    if state.ended and not serves_on:
+        shadow = next((stage for stage in course if stage.stage == "shadow"), None)
+        if shadow is None or not leg.live:
+            return {"share": 0.0, "mirror": 0.0, "sample": 0.0}
+        return {"share": 0.0, "mirror": shadow.mirror, "sample": shadow.sample}
+    sample = leg.sample if leg.live else 0.0
+    return {"share": leg.share, "mirror": leg.mirror, "sample": sample}
+
+
+def effects_of(
+    course: Sequence[Leg],
+    before: State | None,
+    after: State,
+    decided: CellResult | None,
+    requested: Sequence[RuleAction] = (),
+) -> tuple[Effect, ...]:
+    """Notifications of a change: of the route if it differs, to people if the status differs.
+
+    Args:
+        requested: actions of rules now; a page is sent once, when its condition becomes true.
+    """
+    effects: list[Effect] = []
+    body = _body(course, before, after, decided)
+    if before is None or _routed(course, before) != _routed(course, after):
+        effects.append(Effect("route", f"{after.run}:{after.turn}:route", body))
+    waived = before is not None and not {*after.overrides} <= {*before.overrides}
+    if before is None or _announced(before) != _announced(after) or waived:
+        effects.append(Effect("notify", f"{after.run}:{after.turn}:notify", body))
+    known = before.asked if before is not None else ()
+    begun = [action for action in requested if action.action == "page" and str(action) not in known]
+    for whom in dict.fromkeys(action.value for action in begun):
+        rules = [action.rule for action in begun if action.value == whom]
+        paged = {**body, "to": whom, "for": [*dict.fromkeys(rules)]}
+        effects.append(Effect("page", f"{after.run}:{after.turn}:page:{whom}", paged))
+    return tuple(effects)
+
+
+def _routed(course: Sequence[Leg], state: State) -> tuple[str, dict[str, float]]:
+    """The notification for a proxy: the route, and the step for its log."""
+    return leg_of(course, state).name, route_of(course, state)
+
+
+def _announced(state: State) -> tuple[object, ...]:
+    """The fields whose change is notified; the reason alone changes with every number."""
+    return state.status, state.leg, state.approved
+
+
+def _body(
+    course: Sequence[Leg], before: State | None, after: State, decided: CellResult | None
+) -> dict[str, Any]:
+    leg = leg_of(course, after)
+    numbers = None
+    if decided is not None:
+        names = ("value", "low", "high", "limit", "n", "units", "outcome", "note")
+        numbers = to_plain({"cell": decided.name, **{n: getattr(decided, n) for n in names}})
+        numbers |= {"share": True} if decided.share else {}
+    return {
+        "run": after.run,
+        "leg": leg.name,
+        "stage": leg.stage,
+        "status": after.status,
+        "from": leg_of(course, before).name if before is not None else None,
+        **route_of(course, after),
+        "why": after.why,
+        "decided": numbers,
+        "at": after.seen,
+        "turn": after.turn,
+    }

@@ -9,7 +9,7 @@ from servanda.contract.model import WHOLE
 from servanda.judgement.clauses.base import ORDER, CellVerdict
 from servanda.judgement.clauses.draft_acceptance import DRAFT_ACCEPTANCE
 from servanda.judgement.clauses.statistical import ALWAYS
-from servanda.judgement.lint.runtime import RUNTIME_METRICS
+from servanda.judgement.lint.sections import RUNTIME_METRICS
 from servanda.report.format import WRITTEN, count, exact_percent, line, number, percent, place
 from servanda.theory.bounds.assumptions import ASSUMPTIONS
 

@@ -26,9 +26,19 @@ from servanda.report.chain_text import number as step_number
 from servanda.report.consequence import advice_rows
 from servanda.report.format import count, number
 from servanda.report.html_cards import cards, described
-from servanda.report.html_ladder import Track, deciding, drawn_track, ladder, rung_picture
-from servanda.report.html_pictures import e_values, joint, ratios, steps
-from servanda.report.html_shapes import Scale, axis
+from servanda.report.html_pictures import (
+    Scale,
+    Track,
+    axis,
+    deciding,
+    drawn_track,
+    e_values,
+    joint,
+    ladder,
+    ratios,
+    rung_picture,
+    steps,
+)
 from servanda.report.html_slices import SlicesOf, SliceWords, anchors, slice_words, slug
 from servanda.report.summary import counted, dumped, headline
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from servanda.contract.hub_name import is_hub_name
+from servanda.contract.kernel_string import is_hub_name
 from servanda.contract.model import Contract, Place
 from servanda.contract.text_file import content
 from servanda.engines.foreign_code import refuse_outside

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from servanda.contract import parser
-from servanda.contract.hub_name import is_hub_name, moved_path
+from servanda.contract.kernel_string import is_hub_name, moved_path
 from servanda.contract.model import Contract, Kernel, Place
 from servanda.contract.speculation import draft_of, moved_options
 from servanda.contract.stages import Leg

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from servanda.contract.hub_name import moved_path
+from servanda.contract.kernel_string import moved_path
 from servanda.contract.model import Contract
 from servanda.judgement.breakdown import Advice
 from servanda.judgement.causes.catalogue import CAUSES, RAW, REMEDIES, UNEXPLAINED, Sides

@@ -156,8 +156,7 @@ def check(
 @contextmanager
 def _recording(path: Path, side: str, open_: Open) -> Iterator[Open]:
     """Open kernels, and record one side; the file is written on success."""
-    from servanda.engines.recorded import Recorder
-    from servanda.engines.recorded_file import Recording
+    from servanda.engines.recorded import Recorder, Recording
 
     recording = Recording(path)
 

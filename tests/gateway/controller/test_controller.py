@@ -11,7 +11,7 @@ from servanda.engines import open_engine
 from servanda.errors import ContractError, EvidenceError, MeasurementError
 from servanda.gateway.controller.ledger_history import gateway_runs, run_problems
 from servanda.gateway.controller.store import FILE
-from servanda.gateway.controller.web import requests
+from servanda.gateway.controller.web import app as requests
 from servanda.gateway.routing.model import RequestFacts, snapshot_of
 from servanda.promotion.ledger.ledger import open_ledger
 from servanda.report.format import percent

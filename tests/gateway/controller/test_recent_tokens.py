@@ -1,7 +1,7 @@
 # The cause of a diversion, from the tokens that were scored last.
 
 from servanda.gateway.controller.rescoring import _TOKENS, RecentTokens
-from servanda.gateway.controller.web.text import text
+from servanda.gateway.controller.web.summary import text
 from servanda.traces.serialization import from_plain, to_plain
 from tests.gateway.controller import controllers
 from tests.judgement.causes.gaps import pairs

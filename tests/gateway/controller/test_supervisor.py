@@ -6,9 +6,8 @@ import threading
 import pytest
 
 from servanda.errors import ContractError, MeasurementError
-from servanda.gateway.controller import supervisor
-from servanda.gateway.controller.process import Settings
-from servanda.gateway.controller.supervisor import Supervisor
+from servanda.gateway.controller import process
+from servanda.gateway.controller.process import Settings, Supervisor
 
 WAIT_S = 60  # for what comes soon, unless the test is red
 SETTINGS = Settings("c.yaml", "state", "", "127.0.0.1", 0)
@@ -79,8 +78,8 @@ def begun(monkeypatch):
         return popen(*args, **more)
 
     no_room = set()
-    monkeypatch.setattr(supervisor, "_CHILD", CHILD)
-    monkeypatch.setattr(supervisor, "_PAUSES_S", (0.01,))
+    monkeypatch.setattr(process, "_CHILD", CHILD)
+    monkeypatch.setattr(process, "_PAUSES_S", (0.01,))
     monkeypatch.setattr(subprocess, "Popen", begin)
     return no_room
 
@@ -114,7 +113,7 @@ def test_a_leader_that_cannot_be_begun_again_is_tried_until_it_can(begun):
 def test_a_leader_that_is_killed_before_it_is_ready_is_started_again(begun, monkeypatch, tmp_path):
     """However often, and without a word to the server meanwhile but a line."""
     again = KILLED.format(left=str(tmp_path / "left"), child=CHILD)
-    monkeypatch.setattr(supervisor, "_CHILD", again)
+    monkeypatch.setattr(process, "_CHILD", again)
     (tmp_path / "left").write_text("xx")
     with Watched() as watched:
         assert watched.ready.wait(WAIT_S)
@@ -143,7 +142,7 @@ sys.exit({code})
 
 @pytest.mark.parametrize(("code", "kind"), [(2, ContractError), (4, MeasurementError)])
 def test_a_leader_that_says_at_first_why_it_cannot_lead_is_refused(begun, monkeypatch, code, kind):
-    monkeypatch.setattr(supervisor, "_CHILD", REFUSING.format(code=code))
+    monkeypatch.setattr(process, "_CHILD", REFUSING.format(code=code))
     with Watched() as watched:
         assert watched.refused.wait(WAIT_S)
         with pytest.raises(kind, match="the state is in use"):
@@ -153,7 +152,7 @@ def test_a_leader_that_says_at_first_why_it_cannot_lead_is_refused(begun, monkey
 
 def test_a_leader_whose_parent_cannot_keep_its_keys_is_refused(begun, monkeypatch):
     """The process is ended, and not started again."""
-    monkeypatch.setattr(supervisor, "_CHILD", CHILD + "sys.stdin.read()\n")
+    monkeypatch.setattr(process, "_CHILD", CHILD + "sys.stdin.read()\n")
 
     def ready(url):
         raise MeasurementError("keys cannot be written")

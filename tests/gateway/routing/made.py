@@ -9,8 +9,7 @@ import numpy as np
 
 from servanda.contract.model import Contract
 from servanda.gateway.routing.state import RoutingState, Rules, Score, TrafficFacts, WatchedCell
-from servanda.gateway.routing.state_machine import absorb
-from servanda.gateway.routing.transition import advance
+from servanda.gateway.routing.state_machine import absorb, advance
 from servanda.judgement.slices.rules import Cut, Term
 from servanda.theory.stats.group_ratio import GroupRatio
 

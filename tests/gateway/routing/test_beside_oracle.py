@@ -10,8 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from servanda.gateway.routing.snapshot import build_snapshot
 from servanda.gateway.routing.state import RoutingState
-from servanda.gateway.routing.state_machine import absorb, begin, rebase
-from servanda.gateway.routing.transition import advance
+from servanda.gateway.routing.state_machine import absorb, advance, begin, rebase
 from servanda.traces.serialization import from_plain, to_plain
 from tests.drawn import examples
 from tests.gateway.routing.made import LIMIT, facts, rules, score

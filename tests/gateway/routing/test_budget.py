@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from servanda.gateway.routing.sampling_budget import LEAST, samples
+from servanda.gateway.routing.snapshot import LEAST, samples
 from servanda.gateway.routing.state_machine import begin
 from tests.gateway.routing.made import cell, fed, looked, quarantined, recovering, rules
 

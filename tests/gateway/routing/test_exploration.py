@@ -21,8 +21,7 @@ from servanda.gateway.routing.state import (
     Transition,
     status_text,
 )
-from servanda.gateway.routing.state_machine import absorb, begin, pin
-from servanda.gateway.routing.transition import advance
+from servanda.gateway.routing.state_machine import absorb, advance, begin, pin
 from servanda.traces.serialization import to_plain
 from tests.gateway.routing.made import cell, facts, fed, rules, score
 

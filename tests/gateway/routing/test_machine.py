@@ -11,8 +11,15 @@ from servanda.gateway.routing.evidence_price import late_mean, mean
 from servanda.gateway.routing.model import Pin, snapshot_of
 from servanda.gateway.routing.snapshot import build_snapshot
 from servanda.gateway.routing.state import RAMP, RoutingState, Score, TrafficFacts
-from servanda.gateway.routing.state_machine import absorb, begin, pin, rebase, set_back, with_route
-from servanda.gateway.routing.transition import advance
+from servanda.gateway.routing.state_machine import (
+    absorb,
+    advance,
+    begin,
+    pin,
+    rebase,
+    set_back,
+    with_route,
+)
 from servanda.traces.serialization import from_plain, to_plain
 from tests.gateway.routing.made import (
     cell,

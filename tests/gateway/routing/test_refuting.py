@@ -6,8 +6,7 @@ import pytest
 
 from servanda.gateway.routing.evidence_price import slowest
 from servanda.gateway.routing.state import Score
-from servanda.gateway.routing.state_machine import absorb, begin
-from servanda.gateway.routing.transition import advance
+from servanda.gateway.routing.state_machine import absorb, advance, begin
 from servanda.theory.stats.likelihood_ratio import RequestDraws, names
 from tests.gateway.routing.made import cell, facts, looked, one, rules
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from servanda.gateway.routing.replica_choice import WeightedTurns, by_session
+from servanda.gateway.proxy.pools.server_pool import WeightedTurns, by_session
 
 ROUNDING = 1e-6
 NAMES = "abcdefgh"

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from servanda.gateway.routing.split_record import SplitRecord
+from servanda.gateway.controller.gateways import SplitRecord
 from servanda.theory.planned_share import PlannedShare
-from servanda.traces.assignments import BREAKER, FAILOVER, Assignment
+from servanda.traces.request_log import BREAKER, FAILOVER, Assignment
 
 STEP = ("run", "canary-1")
 

@@ -9,8 +9,7 @@ import pytest
 
 from servanda.contract.model import Clause
 from servanda.judgement.clauses.base import Cell, Interim
-from servanda.judgement.clauses.mass_gap import MassGap
-from servanda.judgement.clauses.statistical import Certificate, Feed, Grown
+from servanda.judgement.clauses.statistical import Certificate, Feed, Grown, MassGap
 from servanda.judgement.slices.rules import Cut
 from servanda.theory.stats.group_ratio import GroupRatio
 from servanda.theory.stats.log_moment import LogMoment

@@ -13,7 +13,7 @@ from servanda.judgement.clauses.fidelity import SamplerFidelity, ServedFidelity,
 from servanda.judgement.slices.rules import Cut
 from servanda.theory.sampling import columns_of, draw
 from servanda.theory.stats.cells import TILTS, Cells
-from servanda.theory.stats.sets import log_bets
+from servanda.theory.stats.pit import log_bets
 from servanda.traces.token_history import SETS, sets_of, with_history
 from servanda.traces.trace import Trace, TracePair
 from tests import oracles

@@ -11,7 +11,7 @@ from servanda.judgement.clauses.base import GUARDS, Cell, Interim, View
 from servanda.judgement.clauses.fidelity import SamplerFidelity
 from servanda.judgement.clauses.guards import Coherent
 from servanda.judgement.slices.rules import Cut
-from servanda.report.explain.glossary import explain_guard
+from servanda.report.explain.contract import explain_guard
 from servanda.runner import run
 from servanda.theory.divergence.precision import rounded
 from servanda.theory.sampling import Sampling, processed_logprobs

@@ -15,6 +15,7 @@ import pytest
 
 import servanda.judgement.clauses
 from servanda.contract.model import Clause
+from servanda.judgement.clauses import statistical
 from servanda.judgement.clauses.base import Cell, Interim
 from servanda.judgement.clauses.draft_acceptance import (
     DraftAcceptance,
@@ -22,8 +23,6 @@ from servanda.judgement.clauses.draft_acceptance import (
 )
 from servanda.judgement.clauses.fidelity import Drawn, SamplerFidelity, ServedFidelity
 from servanda.judgement.clauses.guards import Coherent, Counts, UsableRatio
-from servanda.judgement.clauses.mass_gap import MassGap
-from servanda.judgement.clauses.relative import Compared, RelativeToNoise, RelativeToStable
 from servanda.judgement.clauses.reward_gap import Growth, Paired, RewardGap
 from servanda.judgement.clauses.sample_ratio import SampleRatio, Split
 from servanda.judgement.clauses.self_noise import SelfNoise
@@ -41,7 +40,7 @@ from servanda.theory.stats.block_bootstrap import block_interval
 from servanda.theory.stats.draft_counts import DraftCounts
 from servanda.theory.stats.group_ratio import GroupRatio
 from servanda.theory.stats.log_moment import LogMoment
-from servanda.traces.assignments import Assignment
+from servanda.traces.request_log import Assignment
 from tests import oracles
 
 LIMIT = 0.1
@@ -185,7 +184,7 @@ def compared(kind: Any, own: tuple[int, int], **peers: tuple[int, int]) -> Case:
     red = crossing(lambda nats: ends(nats)[0][0] - ends(nats)[1][1])
     green = crossing(lambda nats: ends(nats)[1][0] - ends(nats)[0][1])
     moments = {name: moment(bits(*p)) for name, p in peers.items()}
-    return Case(kind, [Compared(moment(bits(*own)), moments)], red, green, near=0.02)
+    return Case(kind, [statistical.Compared(moment(bits(*own)), moments)], red, green, near=0.02)
 
 
 def mass_gap(inside: tuple[int, int], outside: tuple[int, int], limit: float = LIMIT) -> Case:
@@ -199,7 +198,7 @@ def mass_gap(inside: tuple[int, int], outside: tuple[int, int], limit: float = L
     red = crossing(lambda nats: max(ends(nats)[0], -ends(nats)[1]) - limit)
     green = crossing(lambda nats: limit - max(-ends(nats)[0], ends(nats)[1]))
     rounds = [tuple(moment(bits(*p)) for p in sides)]
-    return Case(MassGap(limit), rounds, red, green, near=0.02)
+    return Case(statistical.MassGap(limit), rounds, red, green, near=0.02)
 
 
 def sample_ratio(*hits: float, planned: float) -> Case:
@@ -236,8 +235,8 @@ def crossing(excess: Callable[[float], float]) -> float | None:
     return low
 
 
-NOISE = RelativeToNoise(Feed(limit=1.0), times=3.0)
-STABLE = RelativeToStable(Feed(limit=1.0), times=2.0)
+NOISE = statistical.RelativeToNoise(Feed(limit=1.0), times=3.0)
+STABLE = statistical.RelativeToStable(Feed(limit=1.0), times=2.0)
 CASES = {
     "realised": realised(bits(20, 40), bits(4, 20)),
     "realised, kept": realised(bits(2, 150), bits(0, 100)),

@@ -6,8 +6,7 @@ import pytest
 import servanda as sv
 from servanda.contract.model import Clause
 from servanda.judgement.clauses.base import Cell, Interim
-from servanda.judgement.clauses.relative import Compared, RelativeToNoise
-from servanda.judgement.clauses.statistical import Feed
+from servanda.judgement.clauses.statistical import Compared, Feed, RelativeToNoise
 from servanda.judgement.slices.rules import Cut
 from servanda.runner import run
 from servanda.theory.stats.group_ratio import GroupRatio

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from servanda.promotion.ledger import entry as chain
 from servanda.promotion.ledger.entry import Damaged, LedgerError, Outrun, Record
-from servanda.promotion.ledger.hash_chain import FIRST, canonical, digest
 from servanda.promotion.ledger.ledger import open_ledger, verify
 from tests.drawn import examples
 
@@ -43,10 +43,10 @@ def test_what_was_appended_is_what_is_read(ledger, where, swift_path):
 def test_each_hash_is_of_the_entry_and_of_the_one_before(ledger):
     kept = ledger.append("a", [record(), record(x=1)], after=0)
 
-    assert [e.prev for e in kept] == [FIRST, kept[0].hash]
+    assert [e.prev for e in kept] == [chain.FIRST, kept[0].hash]
     for entry in kept:
         data = {k: v for k, v in vars(entry).items() if k != "hash"}
-        assert entry.hash == digest(canonical(data))
+        assert entry.hash == chain.digest(chain.canonical(data))
 
 
 def test_runs_share_one_chain_and_count_for_themselves(ledger):
@@ -89,7 +89,7 @@ def test_nothing_appended_is_nothing_written(ledger):
     assert ledger.append("a", [], after=0) == ()
     assert verify(ledger) == verify(ledger)
     assert verify(ledger).entries == 0
-    assert verify(ledger).head == FIRST
+    assert verify(ledger).head == chain.FIRST
 
 
 def test_who_was_outrun_is_told_by_whom(ledger):
@@ -230,8 +230,8 @@ def test_with_a_key_the_chain_cannot_be_made_without_it(where, key):
         assert verify(ledger).problems == ()
     data = {k: v for k, v in vars(kept).items() if k != "hash"}
 
-    assert kept.hash != digest(canonical(data))
-    assert kept.hash == digest(canonical(data), key)
+    assert kept.hash != chain.digest(chain.canonical(data))
+    assert kept.hash == chain.digest(chain.canonical(data), key)
 
 
 @pytest.mark.parametrize(

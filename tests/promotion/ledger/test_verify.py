@@ -8,9 +8,9 @@ import sqlite3
 
 import pytest
 
-from servanda.promotion.ledger.entry import COLUMNS, Damaged, LedgerError, Record, Row
+from servanda.promotion.ledger import entry as chain
+from servanda.promotion.ledger.entry import Damaged, LedgerError, Record, Row
 from servanda.promotion.ledger.export import export
-from servanda.promotion.ledger.hash_chain import FIRST, canonical, hash_of
 from servanda.promotion.ledger.ledger import Problem, mark_of, open_ledger, verify, verify_at
 
 FLIPS = 500
@@ -85,11 +85,11 @@ def test_an_edit_alone_is_one_problem(ledger, tamper):
     (problem,) = verify(ledger).problems
 
     changed = Row(
-        **{name: getattr(before[2], name) for name in COLUMNS}
-        | {"actor": "eve", "body": canonical(before[2].body)}
+        **{name: getattr(before[2], name) for name in chain.COLUMNS}
+        | {"actor": "eve", "body": chain.canonical(before[2].body)}
     )
     assert str(problem) == (
-        f"entry 3 of run 'a': its content has the hash {hash_of(changed, b'')}, and the "
+        f"entry 3 of run 'a': its content has the hash {chain.hash_of(changed, b'')}, and the "
         f"recorded hash is {before[2].hash}"
     )
 
@@ -116,9 +116,9 @@ def resealed(ledger, tamper, key=b""):
     """Somebody edits entry 4 and computes the chain anew from there on."""
     prev = None
     for entry in [*ledger.entries()][3:]:
-        values = {name: getattr(entry, name) for name in COLUMNS}
-        values |= {"body": canonical(entry.body), "actor": "eve", "prev": prev or entry.prev}
-        prev = hash_of(Row(**values), key)
+        values = {name: getattr(entry, name) for name in chain.COLUMNS}
+        values |= {"body": chain.canonical(entry.body), "actor": "eve", "prev": prev or entry.prev}
+        prev = chain.hash_of(Row(**values), key)
         tamper(
             f"UPDATE servanda_ledger SET actor = 'eve', prev = '{values['prev']}', "
             f"hash = '{prev}' WHERE seq = {entry.seq}"
@@ -497,7 +497,7 @@ def test_lines_of_an_export_that_were_cut_out_or_moved_are_missed(swift_path):
         open_ledger(str(other), reading=True)
     assert str(error.value).endswith("column 1 (char 0)\n  hint: export the ledger again")
     assert problems() == []
-    assert verify_at(str(other)).head == FIRST
+    assert verify_at(str(other)).head == chain.FIRST
 
 
 def test_a_damaged_ledger_is_not_exported(where, tamper, swift_path):

@@ -10,8 +10,7 @@ import time
 import httpx2
 import pytest
 
-from servanda.promotion.notify.alertmanager import alert
-from servanda.promotion.notify.sinks import sinks_of
+from servanda.promotion.notify.sinks import alert, sinks_of
 from tests.promotion.notify.made import effect
 from tests.promotion.notify.receiving import Receiver
 

@@ -9,7 +9,7 @@ import pytest
 
 from servanda.contract.identity import EvidenceKey
 from servanda.contract.stages import Leg
-from servanda.promotion.effects import effects_of
+from servanda.promotion.advance import effects_of
 from servanda.promotion.notify.base import message
 from servanda.promotion.notify.sinks import Command
 from servanda.promotion.notify.slack import lines

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from servanda.contract.identity import EvidenceKey
 from servanda.contract.stages import course_of
-from servanda.promotion.run.record import advance_run, approve_run, open_run
+from servanda.promotion.run.history import advance_run, approve_run, open_run
 from servanda.promotion.state import CellResult, LegFinding, RuleAction
 from tests.kit import parse
 

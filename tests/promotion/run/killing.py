@@ -20,10 +20,10 @@ from servanda.promotion.ledger.entry import LedgerError, Outrun
 from servanda.promotion.ledger.ledger import open_ledger
 from servanda.promotion.notify.base import KINDS, message
 from servanda.promotion.notify.sinks import Command
-from servanda.promotion.run.history import histories, refreshed
+from servanda.promotion.run import history as runs
+from servanda.promotion.run.history import approve_run, roll_back_run
 from servanda.promotion.run.outbox import deliver, deliver_late
 from servanda.promotion.run.promoter import Build, promote
-from servanda.promotion.run.record import approve_run, override_cell, roll_back_run
 from servanda.promotion.state import Override
 from servanda.runner.run import in_process
 from tests import kit, serving
@@ -164,7 +164,9 @@ class Driver:
 
     def own(self):
         """The runs of its contract, in order."""
-        return [s for s in histories(self.ledger) if s.opened["contract"]["name"] == self.site.name]
+        return [
+            s for s in runs.histories(self.ledger) if s.opened["contract"]["name"] == self.site.name
+        ]
 
     def meant(self, history):
         """Whether a person takes the run back where it stands now."""
@@ -186,7 +188,7 @@ class Driver:
             assert not one.problem, one
             said = [history.run, one.key, one.sink, one.why]
             os.write(self.pipe, f"{json.dumps(said)}\n".encode())
-        return refreshed(self.ledger, history)
+        return runs.refreshed(self.ledger, history)
 
     def point(self):
         os.write(self.pipe, b".\n")
@@ -337,7 +339,7 @@ def approving(site, where, witness, told):
                     )
                 elif history.evaluations and not history.state.overrides:
                     given = Override("usable_ratio", "*", "Ada", "noise", now + 1e5)
-                    driver.decided(override_cell(ledger, history, given, now=now))
+                    driver.decided(runs.override_cell(ledger, history, given, now=now))
             except Outrun:
                 pass
             time.sleep(0.002)
@@ -351,7 +353,7 @@ def taking_back(site, where, witness, told, until, pause):
             if until in (history.leg.name, history.state.status):
                 time.sleep(pause)
                 try:
-                    history = refreshed(ledger, history)
+                    history = runs.refreshed(ledger, history)
                     now = driver.clock()
                     taken = roll_back_run(ledger, history, actor="Grace", reason="enough", now=now)
                     driver.told(driver.decided(taken))

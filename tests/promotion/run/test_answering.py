@@ -8,7 +8,7 @@ from servanda.errors import ContractError, EvidenceError
 from servanda.promotion.ledger.entry import LedgerError, Record
 from servanda.promotion.ledger.ledger import open_ledger
 from servanda.promotion.run.can_promote import can_promote, named
-from servanda.promotion.run.record import advance_run, roll_back_run
+from servanda.promotion.run.history import advance_run, roll_back_run
 from tests.promotion.run.histories import (
     ACTOR,
     LEGS,

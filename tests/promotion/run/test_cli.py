@@ -7,8 +7,7 @@ import pytest
 
 from servanda.cli.main import main
 from servanda.promotion.ledger.ledger import open_ledger
-from servanda.promotion.run.history import histories
-from servanda.promotion.run.record import override_cell
+from servanda.promotion.run.history import histories, override_cell
 from servanda.promotion.state import Override
 from servanda.runner.run_directory import opened
 from tests import kit, serving

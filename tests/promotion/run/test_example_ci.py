@@ -10,7 +10,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from servanda.promotion.ledger.ledger import open_ledger
-from servanda.promotion.run.record import advance_run
+from servanda.promotion.run.history import advance_run
 from tests import kit, transcripts
 from tests.promotion.run.histories import ACTOR, TEXT, contract, finding, reaching
 

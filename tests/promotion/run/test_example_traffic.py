@@ -18,8 +18,7 @@ import pytest
 from servanda.judgement.traffic import traffic_of
 from servanda.promotion.notify.sinks import sinks_of
 from servanda.runner.run import load
-from servanda.traces.assignments import first_of_each_user, read_assignments
-from servanda.traces.request_log import read_served
+from servanda.traces.request_log import first_of_each_user, read_assignments, read_served
 from tests import kit
 from tests.engines.serving import WAIT_S, live, table_engine
 from tests.promotion.notify.made import effect

@@ -7,8 +7,7 @@ from click.testing import CliRunner
 
 from servanda.cli.main import main
 from servanda.promotion.ledger.ledger import open_ledger
-from servanda.promotion.run.history import histories
-from servanda.promotion.run.record import roll_back_run
+from servanda.promotion.run.history import histories, roll_back_run
 from tests import serving
 from tests.promotion.run.test_promoter import Clock, Site
 

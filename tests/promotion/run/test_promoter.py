@@ -8,9 +8,8 @@ from servanda.contract.model import Kernel
 from servanda.engines import open_engine
 from servanda.errors import ContractError, EvidenceError, MeasurementError
 from servanda.promotion.ledger.ledger import open_ledger, verify
-from servanda.promotion.run.history import disagreements, history_of
+from servanda.promotion.run.history import approve_run, disagreements, history_of, roll_back_run
 from servanda.promotion.run.promoter import Build, promote
-from servanda.promotion.run.record import approve_run, roll_back_run
 from servanda.runner.run import in_process
 from servanda.runner.run_directory import Occupied, opened
 from tests import cluster as clusters

@@ -11,13 +11,15 @@ from servanda.promotion.ledger.entry import LedgerError, Outrun, Record
 from servanda.promotion.ledger.ledger import open_ledger, verify
 from servanda.promotion.run.history import (
     DELIVERED,
+    advance_run,
     disagreements,
     histories,
     history_of,
     outcome_body,
+    override_cell,
     refreshed,
+    roll_back_run,
 )
-from servanda.promotion.run.record import advance_run, override_cell, roll_back_run
 from servanda.promotion.state import Override
 from servanda.traces.serialization import to_plain
 from tests.promotion.run.histories import ACTOR, LEGS, finding, key, opened, reaching

@@ -7,7 +7,7 @@ import pytest
 
 from servanda.promotion.ledger.ledger import open_ledger
 from servanda.promotion.run import report
-from servanda.promotion.run.record import advance_run, approve_run, override_cell, roll_back_run
+from servanda.promotion.run.history import advance_run, approve_run, override_cell, roll_back_run
 from servanda.promotion.state import Override
 from tests.promotion.run.histories import ACTOR, LEGS, cell, finding, key, reaching
 

@@ -8,8 +8,7 @@ import pytest
 
 from servanda.errors import ContractError, EvidenceError
 from servanda.rl import Follow
-from servanda.rl.follow.replica import STACKED, STOP, Window, passing
-from servanda.rl.follow.score_history import ages, is_kept
+from servanda.rl.follow.follow_step import STACKED, STOP, Window, ages, is_kept, passing
 from tests.rl.follow.made import HELD, PROBES, ROWS, TOKENS, Walk
 
 

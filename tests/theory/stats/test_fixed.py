@@ -8,8 +8,7 @@ import pytest
 
 from servanda.contract.identity import EvidenceKey
 from servanda.judgement.evidence import Evidence, Weighed
-from servanda.promotion.ledger.entry import Record
-from servanda.promotion.ledger.hash_chain import sealed
+from servanda.promotion.ledger.entry import Record, sealed
 from servanda.theory.stats.bets import NEG, POS, Coherence, Refutation
 from servanda.theory.stats.group_ratio import GroupRatio
 from servanda.theory.stats.histogram import BINS, ZERO, edges

@@ -8,8 +8,7 @@ import pytest
 from servanda.theory.sampling import Sampling, columns_of, draw, processed_logprobs
 from servanda.theory.stats.bets import LEAK
 from servanda.theory.stats.likelihood_ratio import log_factors
-from servanda.theory.stats.pit import log_densities
-from servanda.theory.stats.served_tokens import Served
+from servanda.theory.stats.pit import Served, log_densities
 
 VOCABULARY = 40
 RAW = Sampling()

@@ -15,6 +15,7 @@ from servanda.authoring.contract_test.evidence import (
     Data,
     GrowingEvidence,
     Recording,
+    misfits,
     recorded_data,
     synthetic_data,
 )
@@ -28,7 +29,6 @@ from servanda.authoring.contract_test.model import (
     Expectation,
 )
 from servanda.authoring.contract_test.results import CaseResult, Check, Evaluation, SuiteResult
-from servanda.authoring.contract_test.validate import misfits
 from servanda.contract import yaml_reader
 from servanda.contract.finding import Finding
 from servanda.contract.model import Contract
@@ -41,10 +41,8 @@ from servanda.judgement.escalation import asked_for
 from servanda.judgement.plan import Plan, make_plan
 from servanda.judgement.schedule import Arrivals, Schedule
 from servanda.judgement.verdict import Verdict, judge
-from servanda.promotion.advance import Move, advance, begin
+from servanda.promotion.advance import Move, advance, approve, begin, override, roll_back, route_of
 from servanda.promotion.api import leg_finding
-from servanda.promotion.effects import route_of
-from servanda.promotion.operator import approve, override, roll_back
 from servanda.promotion.state import LegFinding, Override, State, leg_of
 from servanda.registry import quoted
 from servanda.report.cell_text import worst_first

@@ -1,13 +1,19 @@
-# The results of contract tests: per case and evaluation, expected and found.
+# The results of contract tests: per case and evaluation, expected and found; as text, and as
+# JUnit XML.
 
 from __future__ import annotations
 
+import xml.etree.ElementTree as ET
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from servanda.contract.fields import duration_text
 from servanda.errors import Where
 from servanda.judgement.clauses.base import CellVerdict
 from servanda.judgement.verdict import Verdict
+from servanda.report import cell_text, format
+from servanda.report.format import count, xml_document, xml_text
 from servanda.traces.serialization import to_plain
 
 
@@ -123,3 +129,101 @@ def _case_data(case: CaseResult) -> dict[str, Any]:
         "not_given": list(case.not_given),
         "expectations": looks,
     }
+
+
+_GLYPH = {True: "✓", False: "✗"}
+
+
+def render(results: Sequence[SuiteResult]) -> str:
+    """Every case with expected and found results, the deciding cell, and the place of a failure.
+
+    The last line counts them.
+    """
+    lines: list[str] = []
+    for result in results:
+        lines += [f"{format.line(result.test)}: {format.line(result.contract)} {result.digest[:8]}"]
+        for case in result.cases:
+            lines += [f"{_GLYPH[case.passed]} {format.line(case.name)}", *_case_lines(case)]
+        lines.append("")
+    cases = [case for result in results for case in result.cases]
+    failed = sum(not case.passed for case in cases)
+    counted = count(len(cases), "case")
+    return "\n".join([*lines, f"{counted}: {_ends(len(cases), failed)}"])
+
+
+def _ends(cases: int, failed: int) -> str:
+    if not failed:
+        return "all pass" if cases > 1 else "passes"
+    passed = cases - failed
+    says = f"{failed} fail{'s' if failed == 1 else ''}"
+    return f"{says}, {passed} pass{'es' if passed == 1 else ''}" if passed else says
+
+
+def _case_lines(case: CaseResult) -> Iterator[str]:
+    for look in case.expectations:
+        yield f"    {_GLYPH[look.passed]} {_expectation_line(look)}"
+        yield from (f"        {line}" for check in look.checks for line in _failed_check(check))
+    if not case.passed:
+        yield from (f"        not given: {format.line(name)}" for name in case.not_given)
+
+
+def _expectation_line(look: Evaluation) -> str:
+    """The time, the verdict, and the deciding cell."""
+    if look.at is not None:
+        return f"at {duration_text(look.at)}, {format.line(look.stands)}"
+    after = f"after {count(look.groups, 'prompt group')}"
+    cell = next((check.cell for check in look.checks if check.cell is not None), None)
+    return f"{after}: {look.verdict.outcome}{f', {cell_line(cell)}' if cell else ''}"
+
+
+def _failed_check(check: Check) -> Iterator[str]:
+    if check.passed:
+        return
+    what = format.line(check.what)
+    yield f"{what}: expected {format.line(check.expected)}, found {format.line(check.found)}"
+    if check.cell is not None:
+        yield f"  {cell_line(check.cell)}"
+    if check.where is not None:
+        yield f"  {check.where}"
+
+
+def cell_line(cell: CellVerdict) -> str:
+    """A cell with its value, interval, limit and n; or why it has none."""
+    text = f"{format.line(cell.clause)} on {format.line(cell.slice)}"
+    if cell.value is not None:
+        text += f" {cell_text.of_cell(cell, cell.value)}"
+    if cell.interval is not None:
+        text += f" {cell_text.interval(cell)}"
+    if cell.limit is not None:
+        text += f", limit {cell_text.signed_limit(cell)}"
+    if cell.n:
+        text += f", n {cell_text.size(cell.n, cell.units)}"
+    if cell.note and (cell.value is None or cell.outcome == "inconclusive"):
+        text += f"; {format.line(cell.note)}"
+    return text
+
+
+def junit(results: Sequence[SuiteResult]) -> str:
+    """JUnit XML in the form that Jenkins and surefire read: a suite a test, a case a case."""
+    cases = [case for result in results for case in result.cases]
+    suites = ET.Element("testsuites", {"name": "servanda test", **_counts(cases)})
+    for result in results:
+        counts = {**_counts(result.cases), "skipped": "0"}
+        suite = ET.SubElement(suites, "testsuite", {"name": xml_text(result.test), **counts})
+        for case in result.cases:
+            names = {"name": xml_text(case.name), "classname": xml_text(result.test)}
+            element = ET.SubElement(suite, "testcase", {**names, "time": "0"})
+            wrong = [c for look in case.expectations for c in look.checks if not c.passed]
+            inside = xml_text("\n".join(_case_lines(case)))
+            if wrong:
+                message = f"{wrong[0].what}: expected {wrong[0].expected}, found {wrong[0].found}"
+                what = {"message": xml_text(message), "type": "expectation"}
+                ET.SubElement(element, "failure", what).text = inside
+            else:
+                ET.SubElement(element, "system-out").text = inside
+    return xml_document(suites)
+
+
+def _counts(cases: Sequence[CaseResult]) -> dict[str, str]:
+    failed = sum(not case.passed for case in cases)
+    return {"tests": str(len(cases)), "failures": str(failed), "errors": "0", "time": "0"}

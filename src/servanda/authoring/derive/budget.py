@@ -11,7 +11,7 @@ from servanda.contract.model import Contract, Kernel
 from servanda.contract.objective import Gradient, GroupAdvantage, Reward, Weighting
 from servanda.errors import ContractError, Problem
 from servanda.judgement.clauses.gradient import advantage_bound, score_norm_of
-from servanda.judgement.lint.objective import learning
+from servanda.judgement.lint.sections import learning
 from servanda.theory.bounds.gradient import Loss, loss_weights
 from servanda.theory.bounds.importance_weights import PSI, Psi
 

@@ -7,10 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from servanda.engines.conformance import (  # noqa: F401 - they register laws
-    engine_laws,
-    token_laws,
-)
+from servanda.engines.conformance import token_laws  # noqa: F401 - it registers laws
 from servanda.engines.conformance.base import LAWS, Broken, Case, Skipped
 from servanda.errors import ServandaError
 

@@ -1,7 +1,6 @@
 # The catalogue of faults: one function a fault, shared by demo, tests and drills.
 
-from servanda.engines.faults import catalogue  # noqa: F401 - it registers faults
 from servanda.engines.faults.base import FAULTS, Fault, injected
-from servanda.engines.faults.requests import REQUEST_FAULTS
+from servanda.engines.faults.catalogue import REQUEST_FAULTS
 
 __all__ = ["FAULTS", "REQUEST_FAULTS", "Fault", "injected"]

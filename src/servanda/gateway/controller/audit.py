@@ -28,10 +28,9 @@ from servanda.promotion.run.request_log_files import files_of
 from servanda.report.format import WRITTEN, count, number, percent
 from servanda.report.table import table
 from servanda.runner.measurement import Open
-from servanda.traces.assignments import is_assignment
 from servanda.traces.corpus import Prompt
 from servanda.traces.json_fields import LineError, parse_line
-from servanda.traces.request_log import Request, request_of
+from servanda.traces.request_log import Request, is_assignment, request_of
 
 _CHUNK = 64  # rows between two evaluations
 _GATEWAY, _START = "log", 0.0

@@ -18,7 +18,7 @@ from typing import Any
 from servanda.contract.model import Contract
 from servanda.engines.worker import spawn
 from servanda.errors import ContractError, MeasurementError, ServandaError
-from servanda.gateway.controller.gateways import Gateways
+from servanda.gateway.controller.gateways import Gateways, SplitRecord
 from servanda.gateway.controller.intake import Intake
 from servanda.gateway.controller.ledger_history import run_of
 from servanda.gateway.controller.messages import Message, PromotionRoute, message_of
@@ -48,7 +48,6 @@ from servanda.gateway.routing.model import (
 )
 from servanda.gateway.routing.router import Router
 from servanda.gateway.routing.snapshot import acts
-from servanda.gateway.routing.split_record import SplitRecord
 from servanda.gateway.routing.state import (
     RoutingState,
     Rules,
@@ -65,7 +64,7 @@ from servanda.promotion.run.outbox import deliver
 from servanda.runner.load import load
 from servanda.runner.measurement import Open
 from servanda.theory.stats.alpha import log_price
-from servanda.traces.assignments import BREAKER, FAILOVER
+from servanda.traces.request_log import BREAKER, FAILOVER
 from servanda.traces.serialization import from_plain, to_plain
 
 # The worker of a controller: turns rows into stored evidence and routes.  It starts no thread.

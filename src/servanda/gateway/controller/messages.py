@@ -11,8 +11,8 @@ import msgspec
 from msgspec import Meta
 
 from servanda.errors import EvidenceError
-from servanda.traces.assignments import Assignment, assignment_of
 from servanda.traces.json_fields import LineError, json_text
+from servanda.traces.request_log import Assignment, assignment_of
 
 _MOST = 2**53  # larger integers are not exact in JSON
 T = TypeVar("T")

@@ -21,8 +21,7 @@ from servanda.gateway.controller.watched_cells import WatchedCells
 from servanda.gateway.proxy.counters import LAG_S, Histogram
 from servanda.gateway.routing import state_machine as machine
 from servanda.gateway.routing.model import Snapshot
-from servanda.gateway.routing.sampling_budget import samples
-from servanda.gateway.routing.snapshot import build_snapshot, differ
+from servanda.gateway.routing.snapshot import build_snapshot, differ, samples
 from servanda.gateway.routing.state import (
     RoutingState,
     Rules,
@@ -31,7 +30,7 @@ from servanda.gateway.routing.state import (
     Transition,
     status_text,
 )
-from servanda.gateway.routing.transition import advance
+from servanda.gateway.routing.state_machine import advance
 from servanda.promotion.ledger.entry import Record
 from servanda.promotion.run.history import GATEWAY
 from servanda.traces.request_log import OTHER_PROMPT

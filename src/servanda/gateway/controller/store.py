@@ -363,13 +363,9 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 def _hold(folder: Path) -> int:
     """Lock a folder, so that no two controllers write one state."""
-    try:
+    with MeasurementError.of_system(f"{folder} cannot be used", hint="name another --state"):
         folder.mkdir(parents=True, exist_ok=True)
         held = os.open(folder / "leader.lock", os.O_RDWR | os.O_CREAT, 0o600)
-    except OSError as error:
-        raise MeasurementError(
-            f"{folder} cannot be used: {error.strerror or error}", hint="name another --state"
-        ) from None
     try:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

@@ -21,14 +21,14 @@ from servanda.errors import MeasurementError
 from servanda.gateway.http import headers as named
 from servanda.gateway.http.api_keys import Keys
 from servanda.gateway.http.error_replies import ErrorReply, send_error, send_whole
-from servanda.gateway.proxy.allowed_paths import AllowedPaths
 from servanda.gateway.proxy.completion import CompletionHandler
+from servanda.gateway.proxy.config import AllowedPaths
 from servanda.gateway.proxy.counters import add
 from servanda.gateway.proxy.exchange import ClientGone, Exchange, Timeouts, forward
 from servanda.gateway.proxy.gateway import Gateway
-from servanda.gateway.proxy.launch_log import MESSAGE_ROWS
 from servanda.gateway.proxy.pools.server_pool import PoolServer, problem_of
 from servanda.gateway.proxy.pools.upstreams import BROKEN, COMPLETION_PATHS, Server, UpstreamError
+from servanda.gateway.proxy.request_log import MESSAGE_ROWS
 from servanda.gateway.routing.model import RequestFacts, snapshot_of
 from servanda.gateway.routing.router import Router
 

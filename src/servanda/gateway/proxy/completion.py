@@ -16,10 +16,9 @@ from servanda.gateway.http.error_replies import ErrorReply, Header, outside_enve
 from servanda.gateway.proxy.counters import FAILED, Guard, add
 from servanda.gateway.proxy.exchange import Exchange, forward, is_packed, is_stream
 from servanda.gateway.proxy.gateway import Gateway
-from servanda.gateway.proxy.launch_log import OpenRow
-from servanda.gateway.proxy.logprob_capture import LogprobCapture
 from servanda.gateway.proxy.logprob_request import (
     BAD_REQUEST,
+    LogprobCapture,
     LogprobRequest,
     allowed_best,
     logprob_request_of,
@@ -35,8 +34,9 @@ from servanda.gateway.proxy.pools.upstreams import (
     read_start,
 )
 from servanda.gateway.proxy.request import CompletionRequest, RoutedRequest
+from servanda.gateway.proxy.request_log import OpenRow
 from servanda.gateway.routing.model import Pool
-from servanda.traces.assignments import BREAKER
+from servanda.traces.request_log import BREAKER
 
 _WAITS = ("reply", "part", "total")  # phases whose timeout is a failure of the pool
 _REPLICAS = 2  # of a pool that one request may fail at, beside those that refuse connections

@@ -23,27 +23,25 @@ from servanda.gateway.http.error_replies import ErrorReply
 from servanda.gateway.proxy.config import Config, Limits, Replicas
 from servanda.gateway.proxy.counters import FAILED, Counts, Guard, Observers, add
 from servanda.gateway.proxy.exchange import Exchange
-from servanda.gateway.proxy.launch_log import LaunchLog, OpenRow
-from servanda.gateway.proxy.logprob_capture import WITHOUT_PROMPT, Answer, LogprobCapture
 from servanda.gateway.proxy.logprob_request import (
+    KINDS,
     LENGTH,
     ROOM,
     UNMET,
+    WITHOUT_PROMPT,
+    Answer,
+    LogprobCapture,
     LogprobRequest,
     NoEvidence,
     logprob_request_of,
 )
-from servanda.gateway.proxy.pools.breaker import Breaker
 from servanda.gateway.proxy.pools.server_pool import ENDED, PoolServer, ReplicaChecks, ServerPool
-from servanda.gateway.proxy.pools.upstreams import Server, UpstreamError
+from servanda.gateway.proxy.pools.upstreams import Breaker, Server, UpstreamError
 from servanda.gateway.proxy.request import CompletionRequest, RoutedRequest
-from servanda.gateway.proxy.request_log import RequestLog
-from servanda.gateway.proxy.server_kinds import KINDS
-from servanda.gateway.proxy.sessions import Sessions
+from servanda.gateway.proxy.request_log import LaunchLog, OpenRow, RequestLog
 from servanda.gateway.routing.model import Pool, RequestFacts, Snapshot
-from servanda.gateway.routing.router import Router, pseudonym
-from servanda.traces.assignments import FAILOVER
-from servanda.traces.request_log import OTHER_PROMPT
+from servanda.gateway.routing.router import Router, Sessions, pseudonym
+from servanda.traces.request_log import FAILOVER, OTHER_PROMPT
 
 _MEET_S = 5.0  # between two requests for infer's description
 _ODD_IN_A_ROW = 3  # invalid sampled responses that open infer's circuit breaker

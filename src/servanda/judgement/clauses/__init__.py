@@ -9,5 +9,4 @@ from servanda.judgement.clauses import (  # noqa: F401
     reward_gap,
     sample_ratio,
     self_noise,
-    sequences,
 )

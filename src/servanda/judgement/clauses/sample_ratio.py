@@ -28,8 +28,8 @@ from servanda.judgement.clauses.chain_metrics import Lack
 from servanda.judgement.clauses.scope import known_by_name
 from servanda.judgement.slices.rules import Cut
 from servanda.theory.planned_share import PlannedShare
-from servanda.traces.assignments import BREAKER, FAILOVER, Assignment
 from servanda.traces.corpus import Prompt
+from servanda.traces.request_log import BREAKER, FAILOVER, Assignment
 
 if TYPE_CHECKING:
     from servanda.contract.clause import Clause

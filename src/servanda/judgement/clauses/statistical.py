@@ -24,6 +24,7 @@ from servanda.judgement.clauses.base import (
     peak,
 )
 from servanda.theory.divergence.base import DIVERGENCES
+from servanda.theory.stats.alpha import shared
 from servanda.theory.stats.bets import mixed, weights_above, weights_below
 from servanda.theory.stats.group_ratio import GroupRatio
 from servanda.theory.stats.interval import interval, units_at_best, units_to_decide
@@ -432,3 +433,200 @@ def feed_of(clause: Clause) -> Feed | None:
     # the limit of a relative clause is known only at judgement
     at = 1.0 if relative else (limit - low) / scale
     return Feed(at, scale, low=low, best=(least - low) / scale)
+
+
+Sides = tuple[Process, Process]  # of the slice, and of its complement
+
+
+# The mass gap: the difference of the two kernels' probabilities of a set of outcomes.
+#
+# p(S) - q(S) is bounded from both sides by means of bounded variables, without assuming that infer
+# can sample every token of train: with w cut at 2,
+#
+#     q(S) - p(S)  <=  E_infer 1_S (1 - min(w, 2))
+#     p(S) - q(S)  <=  E_infer 1_not-S (1 - min(w, 2)),
+#
+# because cutting only reduces p, and a gain of S is a loss of its complement.  Each bound is
+# certified at half of alpha.
+
+
+@dataclass(frozen=True)
+class MassGap(Sampled):
+    """|p(S) - q(S)| of a slice of outcomes, per token of its contexts, is at most the limit."""
+
+    limit: float
+    counts = True
+
+    words: ClassVar[Mapping[str, str]] = {
+        "holds": "the data show both kernels' mass there within the limit of each other",
+        "violated": "they show it further apart, beyond the limit and " + FLOOR,
+    }
+
+    def weigh(self, cell: Cell, view: View) -> Sides:
+        inside_N = view.inside(cell.cut)
+        return self._process(cell, view, inside_N), self._process(cell, view, 1 - inside_N)
+
+    def _process(self, cell: Cell, view: View, inside_N: Array) -> Process:
+        """1 - min(w, 2) where inside, else 0; mapped from [-1, 1] to [0, 1]."""
+        values_N = view.values("mass_gap")
+        x_N = np.where(inside_N == 1, (1 - np.minimum(values_N, 1.0)) / 2, 0.5)
+        known_N = np.where(np.isnan(values_N + inside_N), np.nan, x_N)
+        return units_of(cell, view, known_N).process(cell)
+
+    def noise(self, cell: Cell, view: View) -> tuple[float, int]:
+        """(sum of w - 1 over the slice, cut at 1; tokens of its contexts) of a peer."""
+        values_N = view.values("mass_gap")
+        inside_N = view.inside(cell.cut)
+        known_N = view.mask(cell.cut.given) & ~np.isnan(values_N + inside_N)
+        within_N = known_N & (inside_N == 1)
+        return float(np.minimum(values_N[within_N], 1.0).sum()), int(known_N.sum())
+
+    def floor(self, cell: Cell, parts: list[tuple[tuple[float, int], ...]]) -> float | None:
+        gaps = []
+        for side in zip(*(p for p in parts if p), strict=True):
+            n = sum(count for _, count in side)
+            if n:
+                gaps.append(abs(sum(total for total, _ in side)) / n)
+        return max(gaps, default=None)
+
+    def judge(
+        self, cell: Cell, rounds: list[Sides], floor: float | None, look: Interim
+    ) -> CellVerdict:
+        inside, outside = (total(cell, [r[i] for r in rounds]) for i in (0, 1))
+        verdict = blank(
+            cell,
+            "inconclusive",
+            kind="certificate",
+            value=1 - 2 * inside.mean if inside.n else None,
+            limit=self.limit,
+            floor=floor,
+            n=inside.n,
+            units=cell.units,
+            missing=inside.missing,
+            alpha=look.alpha,
+            assumptions=rests_on(cell),
+            open=True,
+        )
+        if not inside.n:
+            return verdict.but(note=f"slice {cell.cut.name!r} met no token; widen the workload")
+        low, high = _gap(inside, outside, look.alpha)
+        verdict = verdict.but(interval=(low, high))
+        if -self.limit <= low and high <= self.limit and look.launched >= look.first:
+            return verdict.but(outcome="holds", open=False)
+        red_line = max(self.limit, 2 * (floor or 0.0))
+        low, high = _gap(inside, outside, look.alpha_violated)
+        if low > red_line or high < -red_line:
+            return verdict.but(outcome="violated", open=False)
+        if self.limit < abs(verdict.value or 0.0) <= red_line:
+            return verdict.but(note=WITHIN_NOISE, reason="within noise")
+        return verdict.but(more=max(look.launched, look.first - look.launched, 1))
+
+
+def _gap(inside: Process, outside: Process, alpha: float) -> tuple[float, float]:
+    """The anytime-valid interval of p(S) - q(S) at confidence 1 - alpha."""
+    ends = [2 * interval(process, shared(alpha, 2))[1] - 1 for process in (inside, outside)]
+    return -ends[0], ends[1]
+
+
+if TYPE_CHECKING:
+    from servanda.contract.clause import Clause
+
+
+# Limits relative to a measurement: the noise floor of the two kernels, or the stable kernel.
+#
+# Two unknown means are compared by anytime-valid intervals, each at its share of alpha: x <= times
+# * y holds if the upper end of x is at most `times` the lower end of y.  No assumption is made
+# about their dependence.
+
+
+@dataclass(frozen=True)
+class Compared:
+    """The statistics of one round: of the pair, and of each peer."""
+
+    own: Process
+    peers: Mapping[str, Process]
+
+
+@dataclass(frozen=True)
+class RelativeCertificate(Certificate):
+    """A certificate whose limit is `times` the largest of the peers' means."""
+
+    times: float = 1.0
+    whose: ClassVar[str] = ""
+
+    @property
+    def certificate(self) -> None:
+        """The limit is known only once it is measured."""
+        return None
+
+    def units_at_best(self, alpha: float) -> int | None:
+        return 0
+
+    def not_in_a_step(self, clause: Clause) -> str:
+        return "a training step has no noise floor and no stable kernel to compare with"
+
+    def weigh(self, cell: Cell, view: View) -> Compared:  # type: ignore[override]
+        peers = {
+            name: self.process(cell, view.peers[name]) for name in self.peers if name in view.peers
+        }
+        return Compared(self.process(cell, view), peers)
+
+    def judge(  # type: ignore[override]
+        self, cell: Cell, rounds: list[Compared], floor: float | None, look: Interim
+    ) -> CellVerdict:
+        own = total(cell, [r.own for r in rounds])
+        peers = [
+            total(cell, [r.peers[name] for r in rounds if name in r.peers]) for name in self.peers
+        ]
+        peers = [peer for peer in peers if peer.n]
+        verdict = self.described(cell, [own], floor, look)
+        if not own.n or not peers:
+            what = "the slice met no token" if not own.n else f"{self.whose} was not measured there"
+            return verdict.but(note=f"{what}; widen the workload")
+        feed = self.feed
+        mean = feed.value(own.mean)
+        limit = self.times * max(feed.value(peer.mean) for peer in peers)
+        verdict = verdict.but(
+            limit=limit,
+            note=f"the limit is {self.times:g} times {self.whose}, which was measured beside it",
+        )
+        share = shared(look.alpha, 2)  # own and peers
+        ends = [self._ends(peer, shared(share, len(peers))) for peer in peers]
+        if self._ends(own, share)[1] <= self.times * max(low for low, _ in ends):
+            if look.launched >= look.first:
+                return verdict.but(outcome="holds", open=False)
+            return verdict
+        share = shared(look.alpha_violated, 2)
+        ends = [self._ends(peer, shared(share, len(peers))) for peer in peers]
+        noise = 2 * feed.value(floor) if floor else 0.0
+        if self._ends(own, share)[0] > max(self.times * max(high for _, high in ends), noise):
+            return verdict.but(outcome="violated", open=False)
+        if limit < mean <= noise:
+            return verdict.but(note=WITHIN_NOISE, reason="within noise")
+        # a doubling, because one evaluation does not predict when two intervals separate
+        more = max(look.launched, look.first - look.launched, math.ceil(own.n / 2), 1)
+        if not limit:
+            note = f"{self.whose} is exactly 0 so far: no sample can show that a mean is 0; "
+            # if the kernels differ, more rounds can still show it
+            return verdict.but(
+                open=mean > 0,
+                more=more if mean > 0 else None,
+                note=note + "write a number as the limit",
+            )
+        return verdict.but(more=more)
+
+    def _ends(self, process: Process, alpha: float) -> tuple[float, float]:
+        low, high = interval(process, alpha)
+        return self.feed.value(low), self.feed.value(high)
+
+
+@dataclass(frozen=True)
+class RelativeToNoise(RelativeCertificate):
+    peers: ClassVar[tuple[str, ...]] = ("self_train", "self_infer")
+    whose: ClassVar[str] = "the noise floor of the noisier side"
+
+
+@dataclass(frozen=True)
+class RelativeToStable(RelativeCertificate):
+    peers: ClassVar[tuple[str, ...]] = ("stable",)
+    whose: ClassVar[str] = "what the stable kernel has"

@@ -22,21 +22,29 @@ from servanda.contract.clause import (
     printed_metric,
 )
 from servanda.contract.fields import VARIABLE, duration_text
-from servanda.contract.finding import Finding
-from servanda.contract.key_aliases import Path
+from servanda.contract.finding import Finding, Path
+from servanda.contract.kernel_string import (
+    QUANTIZATIONS,
+    dialect_hint,
+    is_dialect,
+    quantization_hint,
+)
 from servanda.contract.model import EXTERNAL, Contract, Kernel, base_of
 from servanda.contract.policy import Replica, StageRule
-from servanda.contract.quantizations import QUANTIZATIONS, quantization_hint
-from servanda.contract.server_dialects import dialect_hint, is_dialect
 from servanda.contract.workload import Workload
 from servanda.errors import Problem
 from servanda.judgement.clauses.base import GUARDS
 from servanda.judgement.clauses.chain_metrics import CHAIN, chain_metric
 from servanda.judgement.clauses.scope import OUTCOME_METRICS, known_by_name, of_outcomes, slices_of
-from servanda.judgement.lint.escalation import escalation
-from servanda.judgement.lint.objective import learning, trend
-from servanda.judgement.lint.runtime import RUNTIME_METRICS, envelope, runtime
-from servanda.judgement.lint.slices import slices
+from servanda.judgement.lint.sections import (
+    RUNTIME_METRICS,
+    envelope,
+    escalation,
+    learning,
+    runtime,
+    slices,
+    trend,
+)
 from servanda.judgement.slices.rules import Known
 from servanda.registry import did_you_mean, quoted
 from servanda.theory.divergence.base import DIVERGENCES, Divergence

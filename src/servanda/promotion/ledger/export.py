@@ -10,8 +10,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TextIO
 
-from servanda.promotion.ledger.entry import COLUMNS, Entry, LedgerError, Row
-from servanda.promotion.ledger.hash_chain import canonical, line
+from servanda.promotion.ledger.entry import COLUMNS, Entry, LedgerError, Row, canonical, line
 from servanda.promotion.ledger.store import Foreign
 
 SUFFIX = ".jsonl"

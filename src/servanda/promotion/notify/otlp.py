@@ -14,7 +14,7 @@ from servanda._version import __version__
 from servanda.contract.identity import digest_of
 from servanda.engines.http_policy import server_url
 from servanda.errors import ContractError, MeasurementError
-from servanda.promotion.notify.base import KINDS, NOTIFIERS
+from servanda.promotion.notify.base import KINDS
 from servanda.promotion.notify.http_post import Busy
 from servanda.promotion.state import Effect
 
@@ -22,7 +22,6 @@ _WAIT_S = 10.0
 _BAD = ("halted", "rolled_back", "quarantined")
 
 
-@NOTIFIERS.register("otlp")
 class Otlp:
     """Every decision as a span: --notify otlp=URL.
 

@@ -1,4 +1,4 @@
-# The notifiers that command-line options define.
+# The notifiers, and those that command-line options define.
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import base64
 import binascii
 import hmac
 import json
+import logging
 import os
 import shlex
 import shutil
@@ -16,16 +17,17 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timezone
+from importlib import import_module
 from pathlib import PurePath
-from typing import IO
+from typing import IO, Any
 from urllib.parse import quote
 
 from servanda.contract.identity import digest_of
 from servanda.errors import ContractError, MeasurementError
-from servanda.promotion.notify import alertmanager, apprise, otlp  # noqa: F401 - they register
-from servanda.promotion.notify.base import KINDS, NOTIFIERS, OWN, Sink, message
-from servanda.promotion.notify.http_post import Hook
-from servanda.promotion.notify.slack import Slack
+from servanda.promotion.notify.base import KINDS, NOTIFIERS, OWN, Kind, Sink, message
+from servanda.promotion.notify.http_post import Busy, Hook
+from servanda.promotion.notify.otlp import Otlp
+from servanda.promotion.notify.slack import Slack, level_of, lines
 from servanda.promotion.state import Effect
 from servanda.report.format import line
 
@@ -72,17 +74,16 @@ class Command:
         self._limit_s = limit_s
 
     def deliver(self, effect: Effect) -> None:
-        try:
+        with (
+            MeasurementError.of_system(f"{self._program}: cannot be run"),
             # files instead of pipes, so that neither a program that reads nothing nor one that
             # leaves a child with open pipes blocks this process
-            with tempfile.TemporaryFile() as message_file, tempfile.TemporaryFile() as errors:
-                message_file.write(json.dumps(message(effect)).encode())
-                message_file.seek(0)
-                self._run(effect, message_file, errors)
-        except OSError as error:
-            raise MeasurementError(
-                f"{self._program}: cannot be run: {error.strerror or error}"
-            ) from None
+            tempfile.TemporaryFile() as message_file,
+            tempfile.TemporaryFile() as errors,
+        ):
+            message_file.write(json.dumps(message(effect)).encode())
+            message_file.seek(0)
+            self._run(effect, message_file, errors)
 
     def _run(self, effect: Effect, message_file: IO[bytes], errors: IO[bytes]) -> None:
         variables = {"SERVANDA_EFFECT": effect.kind, "SERVANDA_IDEMPOTENCY_KEY": effect.key}
@@ -269,3 +270,110 @@ def _of_package(text: str) -> Sink:
         hint = f"--{name} VALUE" if name in OWN else NOTIFIERS.hint(name)
         raise ContractError(f"--notify: there is no notifier {name!r}", hint=hint)
     return NOTIFIERS[name](value)
+
+
+# Alertmanager of Prometheus: one alert for each promotion, and for each slice of a gateway.
+
+_FIRES_S = 86_400.0  # unless a later decision ends it
+_ENDS = ("running", "completed", "active", "suspect")  # statuses in which no one is needed
+
+
+@NOTIFIERS.register("alertmanager")
+class Alertmanager:
+    """Alerts by the API v2 of Alertmanager: --notify alertmanager=URL.
+
+    A page fires, and so does a change to a status in which a person may be needed; a change to
+    another status ends the alert. Both have the same labels, by which Alertmanager knows it.
+
+    Raises:
+        ContractError: not an http or https URL.
+    """
+
+    kinds: tuple[Kind, ...] = ("notify", "page")  # a route is for programs
+
+    def __init__(self, url: str) -> None:
+        self._hook = Hook(f"{url.rstrip('/')}/api/v2/alerts", "--notify alertmanager=URL")
+        self.name = f"alertmanager:{self._hook.name}"
+
+    def deliver(self, effect: Effect) -> None:
+        self._hook.post([alert(effect)])
+
+
+def alert(effect: Effect) -> dict[str, Any]:
+    """A notification as a postable alert; times are RFC 3339."""
+    body = effect.body
+    names = ("contract", "run", "slice")
+    labels = {name: str(body[name]) for name in names if body.get(name)}
+    kind = "ServandaSlice" if "slice" in body else "ServandaPromotion"
+    head, *rest = lines(effect)
+    notes = {"summary": head, "description": "\n".join(rest), "status": body.get("status") or ""}
+    notes |= {"to": body["to"]} if body.get("to") else {}
+    fires = effect.kind == "page" or body.get("status") not in _ENDS
+    at = float(body["at"])
+    return {
+        "labels": {"alertname": kind, **labels},
+        "annotations": notes,
+        "startsAt": _time(at),
+        "endsAt": _time(at + _FIRES_S if fires else at),
+    }
+
+
+def _time(at: float) -> str:
+    return datetime.fromtimestamp(at, timezone.utc).isoformat(timespec="milliseconds")
+
+
+# Apprise: notifications for people, to any service that the library Apprise knows.
+#
+# The URL of a service contains its password or token, so messages contain only its name.
+
+_LEVELS = {"error": "failure", "warning": "warning", "info": "info"}
+
+
+@NOTIFIERS.register("apprise")
+class Apprise:
+    """Changes and pages as messages of a service: --notify apprise=URL.
+
+    Raises:
+        ContractError: no service of Apprise takes the URL.
+        MeasurementError: Apprise is not installed.
+    """
+
+    kinds: tuple[Kind, ...] = ("notify", "page")  # a route is for programs
+
+    def __init__(self, url: str) -> None:
+        try:
+            library: Any = import_module("apprise")
+        except ImportError:
+            raise MeasurementError(
+                "--notify apprise=URL needs apprise, which is not installed here",
+                hint="pip install 'servanda[apprise]'",
+            ) from None
+        # its warnings contain the address of a service, in which there may be a token
+        logger = logging.getLogger("apprise")
+        logger.addHandler(logging.NullHandler())
+        logger.propagate = False
+        service: Any = library.Apprise.instantiate(url)
+        if service is None:
+            raise ContractError(
+                "--notify apprise=URL: no service of Apprise takes this URL",
+                hint="such as mailto://USER:PASSWORD@HOST or pagerduty://KEY@KEY; the value is not "
+                "shown, because it may be a secret",
+            )
+        self._service = str(service.service_name or "service")
+        self._apprise: Any = library.Apprise()
+        self._apprise.add(service)
+        self.name = f"apprise:{self._service}:{digest_of(url)[:8]}"
+
+    def deliver(self, effect: Effect) -> None:
+        head, *rest = lines(effect)
+        body = "\n".join([*rest, effect.body.get("run") or effect.key])
+        if not self._apprise.notify(
+            title=f"servanda: {head}",
+            body=body,
+            notify_type=_LEVELS[level_of(effect)],
+            body_format="text",
+        ):
+            raise Busy(f"{self._service}: Apprise could not deliver it")
+
+
+NOTIFIERS.register("otlp")(Otlp)

@@ -28,8 +28,15 @@ from servanda.judgement.verdict import Verdict
 from servanda.promotion.api import leg_finding, run_name
 from servanda.promotion.ledger.entry import LedgerError
 from servanda.promotion.ledger.ledger import Ledger
-from servanda.promotion.run.history import History, histories_of, history_of, refreshed
-from servanda.promotion.run.record import advance_run, open_run, roll_back_run
+from servanda.promotion.run.history import (
+    History,
+    advance_run,
+    histories_of,
+    history_of,
+    open_run,
+    refreshed,
+    roll_back_run,
+)
 from servanda.promotion.run.request_log_files import read_log, read_split, refuse_rewritten
 from servanda.promotion.state import LegFinding, leg_of
 from servanda.runner.load import compile, load
@@ -37,7 +44,7 @@ from servanda.runner.measurement import ExpiredError, Open, Watch, key_of
 from servanda.runner.run import RUNS
 from servanda.runner.run_directory import Occupied, RunDirectory, latest, opened
 from servanda.runner.sequential import Gathered, concluded, gather
-from servanda.traces.assignments import first_of_each_user
+from servanda.traces.request_log import first_of_each_user
 
 
 @dataclass(frozen=True)

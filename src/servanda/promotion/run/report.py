@@ -7,8 +7,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from servanda.contract.stages import Leg
-from servanda.promotion.advance import judged
-from servanda.promotion.effects import route_of
+from servanda.promotion.advance import judged, route_of
 from servanda.promotion.run.history import Evaluation, History
 from servanda.promotion.state import CellResult
 from servanda.report.cell_text import shown, shown_interval, shown_limit, size

@@ -15,8 +15,7 @@ from servanda.errors import EvidenceError, MeasurementError, Where
 from servanda.judgement.schedule import Arrivals
 from servanda.runner.round_files import batch_of, round_name
 from servanda.runner.run_directory import RunDirectory
-from servanda.traces.assignments import Assignment, read_assignments
-from servanda.traces.request_log import Request, read_served
+from servanda.traces.request_log import Assignment, Request, read_assignments, read_served
 
 _SUFFIX = ".jsonl"
 _DIGITS = re.compile(r"([0-9]+)")

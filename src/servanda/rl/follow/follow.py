@@ -11,9 +11,7 @@ from typing import Any
 import numpy as np
 
 from servanda.errors import ContractError, EvidenceError, MeasurementError
-from servanda.rl.follow.follow_step import FollowStep
-from servanda.rl.follow.replica import Question, ReplicaFollow
-from servanda.rl.follow.score_history import ScoreHistory, Scores
+from servanda.rl.follow.follow_step import FollowStep, Question, ReplicaFollow, ScoreHistory, Scores
 from servanda.rl.sync_drill.vocabulary import drawn, named_ids, size_of
 from servanda.theory.sampling import Floats
 from servanda.theory.stats.alpha import shared

@@ -13,7 +13,7 @@ from servanda.judgement.verdict import BlindSpot
 from servanda.judgement.verdict_table import html_of
 from servanda.report.format import count, number
 from servanda.report.html import Sheet, Story, board
-from servanda.report.html_shapes import Markup, key
+from servanda.report.html_pictures import Markup, key
 from servanda.rl.sync_drill.result import Baseline, Mark, Outcome, Part, PoisonResult, Response
 from servanda.rl.sync_drill.stream import StreamNames
 from servanda.traces.serialization import to_plain

@@ -24,7 +24,7 @@ from servanda.errors import ContractError, Where
 from servanda.runner.batch_invariance import PLAIN
 from servanda.runner.bisect.module_result import BEYOND, Module, ModuleBisection
 from servanda.runner.bisect.weight_layout import Floats32, Origins, TensorOrigin
-from servanda.runner.compare.prompts import SHIPPED, read_corpus, shipped
+from servanda.runner.compare.contract import SHIPPED, read_corpus, shipped
 from servanda.runner.compare.sides import refuse_missing
 from servanda.runner.measurement import Progress, Watch, unwatched
 from servanda.runner.probe import encoded

@@ -17,14 +17,13 @@ from servanda.contract.model import Path as Scoring
 from servanda.contract.workload import Golden, Workload
 from servanda.engines import engine_names
 from servanda.engines.base import Engine
-from servanda.engines.recorded import record
-from servanda.engines.recorded_file import Pack, PackSchedule
+from servanda.engines.recorded import Pack, PackSchedule, record
 from servanda.engines.worker import spawn
 from servanda.errors import ContractError, MeasurementError
 from servanda.judgement.plan import Plan
 from servanda.judgement.schedule import Schedule
 from servanda.runner import load, run
-from servanda.runner.compare.prompts import SHIPPED, read_corpus, shipped
+from servanda.runner.compare.contract import SHIPPED, read_corpus, shipped
 from servanda.runner.compare.sides import refuse_missing
 from servanda.runner.golden import by_length, refuse_short, text_batch
 from servanda.runner.measurement import Open, Progress, Watch, unwatched

@@ -6,12 +6,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 
 from servanda.contract import presets
-from servanda.contract.hub_name import is_hub_name
-from servanda.contract.kernel_string import parse_kernel, shown
+from servanda.contract.kernel_string import is_hub_name, parse_kernel, shown
 from servanda.contract.model import Kernel
 from servanda.engines import engine_names
 from servanda.engines.foreign_code import refuse_code_of_kernel
-from servanda.engines.recorded_file import Pack
+from servanda.engines.recorded import Pack
 from servanda.errors import ContractError, Where
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from servanda.engines.http.transport import StatusError
 from servanda.errors import MeasurementError
-from servanda.judgement.clauses.strength import positions_of
+from servanda.judgement.clauses.fidelity import positions_of
 from servanda.runner.relations.judge import Finding, Judge, Pair
 from servanda.runner.relations.observation import Observation
 from servanda.runner.relations.relation import RELATIONS, Cases

@@ -14,8 +14,9 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
-from servanda.theory.stats.bets import LEAK, Floats, Refutation
+from servanda.theory.stats.bets import LEAK, SLACK, Floats, Refutation
 
 # A cut tail (top-p, top-k, min-p): almost no token beyond c is sampled.
 _CUTS = np.array([0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.93, 0.95, 0.97, 0.98, 0.99, 0.995, 0.999])
@@ -54,3 +55,77 @@ class Fidelity(Refutation):
         sums = log_densities(np.asarray(u_N, dtype=np.float64)).sum(axis=1)
         sums += missing * math.log(LEAK)
         return cls(len(u_N), tuple(sums.tolist()), missing)
+
+
+ODDS: Floats = np.array([0.02, 0.4, 0.6, 0.75, 0.86, 0.93, 1.08, 1.16, 1.33, 1.7, 2.5])
+
+
+# Sets of ids defined by earlier text: tests their frequency against their mass.
+#
+# Let m be the reported mass of such a set at a position, and r the odds by which a sampler favours
+# it: the sampled token is then in the set with probability r m / (1 + (r - 1) m).  The ratio of
+# that to m is a factor with a mean of 1 if the token is sampled as reported, for any set defined by
+# earlier text.  A presence penalty of x nats is r = exp(-x).
+#
+# Each mass is taken at the end of its rounding interval that makes the factor smallest.
+
+
+def log_bets(low_N: Floats, high_N: Floats, hit_N: NDArray[np.bool_]) -> Floats:
+    """Log factor of each odds at each token, [R, N].
+
+    Args:
+        low_N, high_N: bounds of the reported mass of the set.
+        hit_N: whether the sampled token is in it.
+
+    >>> np.round(log_bets(np.array([0.5]), np.array([0.5]), np.array([True]))[-1], 2).tolist()
+    [0.34]
+    """
+    odds_R1 = ODDS[:, None]
+    mass_RN = np.where(odds_R1 < 1, low_N, np.minimum(high_N, 1.0))
+    factor_RN = np.where(hit_N, odds_R1, 1.0) / (1 + (odds_R1 - 1) * mass_RN)
+    return np.log((1 - LEAK) * factor_RN + LEAK)
+
+
+# Served tokens under the reference: tests whether they follow the candidate's report.
+#
+# Under the reference, the randomised PIT of a token sampled by the reference is uniform, and a
+# density f on [0, 1) has a mean of 1 over it.  The candidate sampled the token, from q and not from
+# p; but its reported logprob gives w = p / q, and E_q [w f] = E_p [f] = 1, for any difference of
+# the kernels.  So w f is a factor of a valid test of the candidate's sampler that needs the whole
+# distribution only from the reference.
+#
+# It detects an undisclosed temperature, top-p or lost token with logprobs of the declared
+# distribution.  It does not detect them with logprobs that disclose them: the log-ratios detect
+# those.
+
+
+@dataclass(frozen=True)
+class Served(Refutation):
+    """Evidence against the candidate's sampler, by the reference's distribution."""
+
+    @classmethod
+    def of(
+        cls,
+        log_density_JN: Floats,
+        log_ratio_N: Floats,
+        missing: int = 0,
+        error_N: Floats | float = 0.0,
+    ) -> Served:
+        """From one closed round, in dispatch order.
+
+        Args:
+            log_density_JN: log f of each alternative at each token, under the reference; see
+                `log_densities` and `likelihood_ratio.log_factors`.
+            log_ratio_N: log p - log q of the token, nats; -inf without mass under the reference;
+                neither NaN nor +inf.
+            missing: dispatched tokens without a value; each is charged LEAK.
+            error_N: rounding error bound of each log-ratio, nats.
+
+        Source:
+            importance weighting of test martingales; derived in docs/explanation/verdicts.md.
+        """
+        least_N = log_ratio_N - np.maximum(error_N, SLACK)
+        # mixed with 1, so that no factor is below LEAK
+        factor_JN = (1 - LEAK) * np.exp(log_density_JN + least_N) + LEAK
+        sums_J = np.log(factor_JN).sum(axis=1) + missing * math.log(LEAK)
+        return cls(len(log_ratio_N), tuple(sums_J.tolist()), missing)

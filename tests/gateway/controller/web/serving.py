@@ -6,8 +6,7 @@ import threading
 import httpx2
 import uvicorn
 
-from servanda.gateway.controller.web.app import app
-from servanda.gateway.controller.web.auth import Limits
+from servanda.gateway.controller.web.app import Limits, app
 from servanda.gateway.http.api_keys import ROLES, Keys
 from servanda.gateway.http.listener import BoundedProtocol, bind
 

@@ -10,8 +10,7 @@ import threading
 
 import pytest
 
-from servanda.gateway.controller.web.app import ControllerRoutes, app
-from servanda.gateway.controller.web.auth import Limits
+from servanda.gateway.controller.web.app import ControllerRoutes, Limits, app
 from servanda.gateway.http.api_keys import ROLES, Keys
 from servanda.gateway.routing.model import snapshot_of
 from servanda.promotion.notify.sinks import sinks_of

@@ -16,7 +16,7 @@ from servanda.gateway.controller.status import (
 )
 from servanda.gateway.controller.web import summary
 from servanda.gateway.controller.web.app import fragment, whole_page
-from servanda.gateway.controller.web.text import text as terminal
+from servanda.gateway.controller.web.summary import text as terminal
 from servanda.gateway.http.api_keys import Holder
 from servanda.gateway.routing.model import STATUSES, Pin
 from servanda.traces.serialization import from_plain, to_plain

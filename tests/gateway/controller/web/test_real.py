@@ -5,7 +5,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from servanda.errors import MeasurementError
 from servanda.gateway.controller.status import ControllerStatus
-from servanda.gateway.controller.web import text as status_text
+from servanda.gateway.controller.web import summary
 from servanda.gateway.controller.web.app import whole_page
 from servanda.gateway.routing.model import snapshot_of
 from servanda.traces.serialization import from_plain
@@ -49,7 +49,7 @@ def test_a_faulty_slice_leaves_and_everybody_is_told(served):
     assert 0 <= status.now - status.made < 600
 
     html = client.get("/", headers=bearer("operator")).text
-    for text in (html, status_text.text(status, "http://x")):
+    for text in (html, summary.text(status, "http://x")):
         assert "✗ quarantined" in text or "✗ 1 quarantined" in text
 
     snapshot = client.get("/v1/route/snapshot", headers=bearer("gateway"))

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from servanda.cli.main import main
 from servanda.errors import ContractError, MeasurementError
 from servanda.gateway.controller.status import ControllerStatus, ScoringStatus
-from servanda.gateway.controller.web import text
+from servanda.gateway.controller.web import summary
 from servanda.gateway.controller.web.client import ControllerClient
 from servanda.gateway.routing.model import Pin
 from servanda.traces.serialization import from_plain
@@ -257,7 +257,7 @@ def test_problems_pins_and_odd_names_are_told_on_lines_of_their_own():
             fake.slice_("d", cells=(), scored=0, keys=0),
         ),
     )
-    told = text.text(standing, "http://x")
+    told = summary.text(standing, "http://x")
     assert "\x1b" not in told
     lines = told.splitlines()
     assert lines[:2] == ["! the store is locked", "! the train kernel ended"]

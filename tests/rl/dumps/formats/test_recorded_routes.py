@@ -227,7 +227,7 @@ def test_a_dense_model_is_read_without_loading_what_the_sampler_wrote(tmp_path, 
     """Its samples have the field, and None in it."""
     bare = [{**one, "rollout_routed_experts": None} for one in rollout_samples()]
     dump = dumped(tmp_path, train_samples(), bare)
-    monkeypatch.setattr("servanda.rl.dumps.formats.rollout_data.samples_of", None)
+    monkeypatch.setattr("servanda.rl.dumps.formats.slime.samples_of", None)
     assert ROUTE not in chunk_of(dump).per_token
 
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from servanda.contract.server_dialects import dialect_hint
+from servanda.contract.kernel_string import dialect_hint
 from servanda.engines.http.dialects import llamacpp, lmdeploy, openai, sglang, vllm
 from servanda.engines.http.dialects.base import DIALECTS, Dialect, Server
 from servanda.engines.http.transport import Transport

@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 from numpy.typing import NDArray
 
+from servanda.contract.kernel_string import DIALECTS as DIALECTS
 from servanda.contract.model import Path
-from servanda.contract.server_dialects import DIALECTS as DIALECTS
 from servanda.engines.http.responses import Best, Part
 from servanda.engines.http.transport import Transport
 from servanda.errors import MeasurementError

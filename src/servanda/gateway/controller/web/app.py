@@ -1,52 +1,360 @@
-# The routes of a controller: every call of it runs in a thread, so that the loop stays live.
+# The routes of a controller: every call of it runs in a thread, so that the loop stays live;
+# and the guard before every route: authentication, limits, and security headers.
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
-from typing import Any, NamedTuple, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar, cast, get_args
 
+import msgspec
 from anyio import CapacityLimiter, to_thread
+from msgspec import Meta
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from starlette.applications import Starlette
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from servanda.errors import ContractError, EvidenceError, ServandaError
+from servanda.gateway.controller import messages
 from servanda.gateway.controller.controller import Controller
+from servanda.gateway.controller.messages import PromotionRoute
 from servanda.gateway.controller.status import CellStatus, ControllerStatus, SliceStatus
 from servanda.gateway.controller.store import StandbyError
-from servanda.gateway.controller.web import format, requests, summary
-from servanda.gateway.controller.web.auth import (
-    Flights,
-    Guard,
-    Limits,
-    error_reply,
-    holder_of,
-    json_reply,
-    require_right,
-)
+from servanda.gateway.controller.web import format, summary
 from servanda.gateway.controller.web.metrics import Metrics, leads, refused_keys
-from servanda.gateway.controller.web.requests import PinRequest, RequestError
-from servanda.gateway.http.api_keys import Holder, Keys, Right
+from servanda.gateway.http.api_keys import RIGHTS, Holder, Keys, Right
+from servanda.gateway.routing.model import PinTo, Pool, RequestFacts
 from servanda.gateway.routing.state import Transition
 from servanda.registry import did_you_mean, quoted
 from servanda.report.format import count, duration, line, percent, place
 from servanda.report.html import environment
+from servanda.traces import json_fields
+from servanda.traces.json_fields import json_text
 from servanda.traces.serialization import to_plain
 
+# Requests are JSON bodies, validated strictly.  None can name a file or a URL.
+
+LONGEST_PIN_S = 30 * 86_400.0
+_PINS = get_args(PinTo)
+_FACTS = 'session is infer, stable or null, and labels are texts, such as {"tenant": "acme"}'
 T = TypeVar("T")
+_LONGEST = 500  # characters of a reason
+_NAME = 1024  # of any other text
+# further fields of a promotion's route: its webhook may point here
+_EFFECT = ("kind", "key", "stage", "status", "from", "why", "decided", "at", "to", "for")
+
+
+class RequestError(ServandaError):
+    """A refused request, with its HTTP status."""
+
+    def __init__(self, status: int, message: str, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.status = status
+
+
+class _Facts(msgspec.Struct):
+    request: Annotated[str, Meta(min_length=1, max_length=_NAME)]
+    sticky: Annotated[str, Meta(min_length=1, max_length=_NAME)] | None = None
+    labels: dict[str, Annotated[str, Meta(max_length=_NAME)]] | None = None
+    prompt_tokens: messages.Count | None = None
+    session: Pool | None = None
+
+
+@dataclass(frozen=True)
+class PinRequest:
+    """A request for a pin.
+
+    Args:
+        to: None: the pin is released; ttl_s: its lifetime.
+    """
+
+    slice: str
+    reason: str
+    to: PinTo | None = None
+    ttl_s: float = 0.0
+
+
+def message_of(data: bytes) -> dict[str, Any]:
+    """A gateway's message.
+
+    Raises:
+        RequestError: not a JSON object.
+    """
+    try:
+        return msgspec.json.decode(data, type=dict[str, Any])
+    except (ValueError, RecursionError) as error:
+        raise RequestError(400, f"the body is not a JSON object: {error}") from None
+
+
+def body_of(data: bytes, *keys: str) -> dict[str, Any]:
+    """The JSON object of a request, which may have only these keys.
+
+    Raises:
+        RequestError: not a JSON object, or an unknown or repeated key.
+    """
+    try:
+        body = json_fields.parse_line(data.decode("utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise RequestError(400, f"the body is not JSON: {error}") from None
+    except json_fields.LineError as wrong:
+        raise RequestError(400, f"the body: {wrong}") from None
+    for key in body:
+        if key not in keys:
+            known = f"keys: {', '.join(keys)}" if keys else "send {}"
+            hint = did_you_mean(key, keys) if keys else ""
+            hint = hint if hint.startswith("did you") else known
+            raise RequestError(400, f"the body has no key {json_text(key)}", hint)
+    return body
+
+
+def pin_of(data: bytes) -> PinRequest:
+    """A pin.
+
+    Raises:
+        RequestError: the body is invalid, or the pin would last longer than 30 days.
+    """
+    body = body_of(data, "slice", "to", "ttl_s", "reason")
+    to, ttl_s = body.get("to"), body.get("ttl_s")
+    if to not in _PINS:
+        raise RequestError(400, f"to is {json_text(to)}", f"known: {', '.join(_PINS)}")
+    if isinstance(ttl_s, bool) or not isinstance(ttl_s, int | float) or not ttl_s > 0:
+        message = f"ttl_s is {json_text(ttl_s)}, not a number of seconds"
+        raise RequestError(400, message, "such as 86400")
+    if ttl_s > LONGEST_PIN_S:
+        hint = "pin again when it ends, or change the contract"
+        raise RequestError(400, "a pin holds for 30 days at most", hint)
+    return PinRequest(_text(body, "slice"), _reason(body), cast(PinTo, to), float(ttl_s))
+
+
+def unpin_of(data: bytes) -> PinRequest:
+    """A request to release a pin.  Raises: see `pin_of`."""
+    body = body_of(data, "slice", "reason")
+    return PinRequest(_text(body, "slice"), _reason(body))
+
+
+def route_of(data: bytes) -> PromotionRoute | None:
+    """A promotion's route; None: another notification of it, such as a page.
+
+    Raises:
+        RequestError: the body is invalid.
+    """
+    body = body_of(data, *PromotionRoute.__struct_fields__, *_EFFECT)
+    if body.get("kind", "route") != "route":
+        return None
+    hint = "send the body of a promotion's route effect as it is"
+    return _converted(PromotionRoute, body, "a route", hint)
+
+
+def request_facts_of(data: bytes) -> RequestFacts:
+    """The facts of a request that another gateway asks to route.
+
+    Raises:
+        RequestError: the body is invalid.
+    """
+    body = body_of(data, *_Facts.__struct_fields__)
+    facts = _converted(_Facts, body, "a request", _FACTS)
+    sticky = facts.request if facts.sticky is None else facts.sticky
+    labels, tokens = facts.labels or {}, facts.prompt_tokens
+    return RequestFacts(facts.request, sticky, labels, tokens, facts.session)
+
+
+def _converted(kind: type[T], body: dict[str, Any], noun: str, hint: str) -> T:
+    try:
+        return messages.converted(kind, body, noun, hint)
+    except EvidenceError as error:
+        raise RequestError(400, error.problems[0].message, error.problems[0].hint) from None
+
+
+def _text(body: Mapping[str, Any], key: str) -> str:
+    value = body.get(key)
+    if not isinstance(value, str) or not value or len(value) > _NAME:
+        message = f"{key} is {json_text(value)}, not a text"
+        raise RequestError(400, message, f"1 to {_NAME} characters")
+    return value
+
+
+def _reason(body: Mapping[str, Any]) -> str:
+    value = body.get("reason")
+    # on one line: it is printed where control characters would take effect
+    if not isinstance(value, str) or not line(value):
+        raise RequestError(400, "an act needs a reason", "the ledger keeps it")
+    if len(value) > _LONGEST:
+        raise RequestError(400, f"a reason has {_LONGEST} characters at most", "shorten it")
+    return line(value)
+
+
+OPEN = "/healthz"  # the one path that needs no key
+_ASSETS = "/assets/"
+HOLDER = "servanda.holder"  # of the scope
+_KEY_NEEDED = "a key is needed: Authorization: Bearer KEY"
+_SAFE = (
+    ("x-content-type-options", "nosniff"),
+    ("x-frame-options", "DENY"),
+    ("referrer-policy", "no-referrer"),
+    ("cross-origin-resource-policy", "same-origin"),
+    (
+        "content-security-policy",
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+        "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The limits of the listener.
+
+    Args:
+        in_flight: most concurrent requests; in_flight_per_key: most of one key.
+        follows: most of them from gateways; follows_per_key: most of one key.
+        follow_bytes, act_bytes: most bytes of a body, of a gateway and of others.
+        idle_s: time for a client to read a response, and for a gateway to send a body.
+        act_s: time for others to send a body.
+    """
+
+    in_flight: int = 64
+    in_flight_per_key: int = 24
+    follows: int = 12
+    follows_per_key: int = 8
+    follow_bytes: int = 16 << 20
+    act_bytes: int = 64 << 10
+    idle_s: float = 30.0
+    act_s: float = 5.0
+
+
+class Flights:
+    """Requests in flight, of which a key has a share, so that others are answered."""
+
+    def __init__(self, most: int, per_key: int) -> None:
+        self._most, self._per_key = most, per_key
+        self._of: Counter[str] = Counter()
+
+    def refusal(self, key: str) -> Response | None:
+        """The refusal of one more request of a key; None if there is room for it."""
+        if self._of[key] >= self._per_key:
+            message, hint = "too many requests of this key at a time", "wait for one of them"
+            return error_reply(429, ServandaError(message, hint=hint), {"retry-after": "1"})
+        if self._of.total() >= self._most:
+            error = ServandaError("too many requests at a time", hint="ask again")
+            return error_reply(503, error, {"retry-after": "1"})
+        return None
+
+    @contextmanager
+    def entered(self, key: str) -> Iterator[None]:
+        self._of[key] += 1
+        try:
+            yield
+        finally:
+            self._of[key] -= 1
+
+
+class Guard:
+    """Wraps an app with keys, limits and headers."""
+
+    def __init__(self, app: ASGIApp, keys: Keys, limits: Limits) -> None:
+        self._app, self._keys, self._limits = app, keys, limits
+        self._flights = Flights(limits.in_flight, limits.in_flight_per_key)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)  # the lifespan; there are no web sockets
+            return
+
+        async def safely(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in _SAFE:
+                    headers[name] = value
+                if message["status"] in (408, 413):
+                    headers["connection"] = "close"  # the rest of the body is not read
+                if not scope["path"].startswith(_ASSETS) or message["status"] != 200:
+                    headers["cache-control"] = "no-store"
+            # a slow reader occupies a slot
+            await asyncio.wait_for(send(message), self._limits.idle_s)
+
+        try:
+            if scope["path"] == OPEN:
+                await self._app(scope, receive, safely)
+            elif (refusal := self._refusal(scope)) is not None:
+                await refusal(scope, receive, safely)
+            else:
+                with self._flights.entered(scope[HOLDER].name):
+                    await self._app(scope, receive, safely)
+        except asyncio.TimeoutError:
+            return  # the client has stopped reading; the server closes the connection
+
+    def _refusal(self, scope: Scope) -> Response | None:
+        """The refusal of a request; None if it may pass."""
+        headers = Headers(scope=scope)
+        given = headers.getlist("authorization")
+        holder = self._keys.who(given[0] if len(given) == 1 else "" if given else None)
+        if holder is None:
+            message = "unknown key" if given else _KEY_NEEDED
+            hint = "in a browser: any user name, and the key as the password"
+            challenge = {"www-authenticate": 'Basic realm="servanda", charset="UTF-8"'}
+            return error_reply(401, ServandaError(message, hint=hint), challenge)
+        # a browser names the origin of a request; the page's own are accepted
+        site = headers.get("sec-fetch-site", "same-origin")
+        if scope["method"] not in ("GET", "HEAD") and site not in ("same-origin", "none"):
+            return error_reply(403, ServandaError("the request comes from another site"))
+        scope[HOLDER] = holder
+        return self._flights.refusal(holder.name)
+
+
+def holder_of(request: Request) -> Holder:
+    return request.scope[HOLDER]
+
+
+def require_right(request: Request, right: Right) -> None:
+    """Check that a holder has a right.
+
+    Raises:
+        RequestError: the holder lacks it.
+    """
+    holder = holder_of(request)
+    if holder.may(right):
+        return
+    article = "an" if holder.role[0] in "aeiou" else "a"
+    raise RequestError(
+        403,
+        f"{holder.name} is {article} {holder.role}, and this needs the role {RIGHTS[right][0]}",
+        "use a key with this role, or give the role to this one in the file of keys",
+    )
+
+
+def error_reply(
+    status: int, error: ServandaError, headers: dict[str, str] | None = None
+) -> Response:
+    """An error as JSON."""
+    lines = (f"{p.where}: {p.message}" if p.where else p.message for p in error.problems)
+    body = {
+        "message": "; ".join(lines),
+        "hint": next((p.hint for p in error.problems if p.hint), ""),
+        "code": status,
+    }
+    return json_reply({"error": body}, status, headers)
+
+
+def json_reply(data: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    body = json.dumps(data, allow_nan=False, separators=(",", ":"))
+    return Response(body, status, headers, media_type="application/json")
+
+
 Handler = Callable[[Request], Awaitable[Response]]
 _THREADS = 4  # for people; gateways have as many in addition
 _LEFT = 499  # its body is not read
@@ -56,7 +364,7 @@ _MOVES = 12  # latest decisions that are shown
 _PACKAGE = "servanda.gateway.controller.web"
 
 
-def app(controller: Controller, keys: Keys, limits: Limits = Limits()) -> ASGIApp:  # noqa: B008 - frozen
+def app(controller: Controller, keys: Keys, limits: Limits = Limits()) -> ASGIApp:
     """The listener of a controller.
 
     Args:
@@ -87,8 +395,8 @@ class ControllerRoutes:
         acts: tuple[tuple[str, Right, Handler], ...] = (
             ("/v1/follow", "follow", self._follow),
             ("/v1/route/decide", "route", self._decide),
-            ("/v1/admin/pin", "pin", self._set_pin(requests.pin_of)),
-            ("/v1/admin/unpin", "pin", self._set_pin(requests.unpin_of)),
+            ("/v1/admin/pin", "pin", self._set_pin(pin_of)),
+            ("/v1/admin/unpin", "pin", self._set_pin(unpin_of)),
             ("/v1/admin/route", "pin", self._route),
             ("/v1/admin/reload", "reload", self._reload),
         )
@@ -134,7 +442,7 @@ class ControllerRoutes:
         return json_reply(to_plain(snapshot), headers={"etag": tag})
 
     async def _decide(self, request: Request) -> Response:
-        facts = requests.request_facts_of(await self._body(request))
+        facts = request_facts_of(await self._body(request))
         return await self._json(lambda: to_plain(self._controller.decide(facts)))
 
     async def _follow(self, request: Request) -> Response:
@@ -145,7 +453,7 @@ class ControllerRoutes:
             data = await self._body(request, self._limits.follow_bytes, self._limits.idle_s)
             follow = self._controller.follow
             return await to_thread.run_sync(
-                lambda: json_reply(follow(requests.message_of(data))), limiter=self._gateways
+                lambda: json_reply(follow(message_of(data))), limiter=self._gateways
             )
 
     def _set_pin(self, parse: Callable[[bytes], PinRequest]) -> Handler:
@@ -172,13 +480,13 @@ class ControllerRoutes:
         return handler
 
     async def _route(self, request: Request) -> Response:
-        route = requests.route_of(await self._body(request))
+        route = route_of(await self._body(request))
         if route is not None:
             await self._thread(lambda: self._controller.route(route))
         return await self._version()
 
     async def _reload(self, request: Request) -> Response:
-        requests.body_of(await self._body(request))
+        body_of(await self._body(request))
         problem = await self._thread(self._controller.reload)
         if problem:
             raise RequestError(409, problem, "the previous contract stays in effect")
@@ -263,12 +571,7 @@ async def _not_found(_: Request, error: HTTPException) -> Response:
 # The listener of a leader that waits for the lead: it is alive, and refers to the one that leads.
 
 
-def standby(
-    name: str,
-    keys: Keys,
-    why: Callable[[], ServandaError],
-    limits: Limits = Limits(),  # noqa: B008 - frozen
-) -> ASGIApp:
+def standby(name: str, keys: Keys, why: Callable[[], ServandaError]) -> ASGIApp:
     """The listener.
 
     Args:
@@ -289,7 +592,7 @@ def standby(
         Route("/metrics", numbers),
         Route("/{path:path}", refused, methods=_METHODS),
     ]
-    return Guard(Starlette(routes=routes), keys, limits)
+    return Guard(Starlette(routes=routes), keys, Limits())
 
 
 class _Waiting(Collector):

@@ -15,8 +15,8 @@ from servanda.rl.dumps.formats.base import (
     File,
     Refused,
 )
-from servanda.rl.dumps.formats.rollout_data import alone
 from servanda.rl.dumps.formats.rows import Collector
+from servanda.rl.dumps.formats.slime import alone
 from servanda.rl.dumps.storage import Place, answering, place
 from servanda.traces.rollouts import Rollouts
 
