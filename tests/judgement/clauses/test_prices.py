@@ -22,6 +22,7 @@ from servanda.judgement.clauses.draft_acceptance import (
     ServedDrafts,
 )
 from servanda.judgement.clauses.fidelity import Drawn, SamplerFidelity, ServedFidelity
+from servanda.judgement.clauses.format_cost import FormatCertificate, FormatGrown
 from servanda.judgement.clauses.guards import Coherent, Counts, UsableRatio
 from servanda.judgement.clauses.reward_gap import Growth, Paired, RewardGap
 from servanda.judgement.clauses.sample_ratio import SampleRatio, Split
@@ -40,6 +41,7 @@ from servanda.theory.stats.block_bootstrap import block_interval
 from servanda.theory.stats.draft_counts import DraftCounts
 from servanda.theory.stats.group_ratio import GroupRatio
 from servanda.theory.stats.log_moment import LogMoment
+from servanda.theory.stats.mean_ratio import MeanRatio, ratios
 from servanda.traces.request_log import Assignment
 from tests import oracles
 
@@ -224,6 +226,30 @@ def sample_ratio(*hits: float, planned: float) -> Case:
     return Case(SampleRatio(), [shares], red, clause=clause)
 
 
+def beside_format(*units: tuple[float, float, int]) -> Case:
+    """x and y of units, and how many; red needs both rules, green mixes them four to one."""
+    times, bets = 1.5, [0.02 * 49 ** (i / 5) for i in range(6)]
+    xs, ys = zip(*[(x, y) for x, y, n in units for _ in range(n)], strict=True)
+
+    def by_format(sign: int) -> float:
+        sums = [
+            math.fsum(
+                math.log1p(b / (times if sign < 0 else 1) * sign * (times * y - x))
+                for x, y in zip(xs, ys, strict=True)
+            )
+            for b in bets
+        ]
+        return oracles.mixed(sums)
+
+    red = min(oracles.most([[*xs]], oracles.POS, LIMIT), by_format(-1))
+    number = oracles.most([[*xs]], oracles.NEG, LIMIT)
+    green = math.log(0.8 * math.exp(number) + 0.2 * math.exp(by_format(1)))
+    pairs = MeanRatio.of_units(np.array(xs), np.array(ys), ratios(times))
+    own = grown(moment([*xs]))
+    found = FormatGrown(own.process, own.below, own.above, pairs)
+    return Case(FormatCertificate(Feed(LIMIT), times, "bfloat16"), [found], red, green)
+
+
 def crossing(excess: Callable[[float], float]) -> float | None:
     """The nats at which an excess, which falls as they grow, is gone."""
     low, high = 1.0, 100.0
@@ -268,6 +294,9 @@ CASES = {
     "too many users": sample_ratio(*bits(0, 50), *bits(60, 100), planned=0.2),
     "mass gap up": mass_gap((20, 200), (100, 200)),
     "mass gap down": mass_gap((100, 200), (20, 200)),
+    "beyond the format": beside_format((0.5, 0.1, 120), (0.0, 0.1, 40)),
+    "as the format": beside_format((0.2, 0.3, 80), (0.3, 0.2, 40)),
+    "within the number, beyond the format": beside_format((0.02, 0.0, 300)),
     "mass gap, kept": mass_gap((400, 800), (400, 800), limit=0.35),
 }
 BROKEN = [name for name, case in CASES.items() if case.red and case.red > DEAREST]
