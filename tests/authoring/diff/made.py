@@ -263,6 +263,8 @@ MOVES = [
     Move("Clause", "at_most", "observability/clauses/2/at_most", ABSENT, 0.05, "loosened"),
     Move("Clause", "at_most", f"{TV}/at_most", 0.02, {"times": 2, "of": "stable"}, "retargeted"),
     Move("Clause", "at_least", f"{SPEED}/at_least", 1000, 1200, "tightened"),
+    Move("Clause", "times_format", f"{TV}/times_format", 1.5, 1.25, "tightened"),
+    Move("Clause", "times_format", f"{TV}/times_format", 1.5, ABSENT, "tightened"),
     Move("Clause", "clip", f"{TV}/clip", 1.0, 2.0, "retargeted"),
     Move("Clause", "clip", f"{TV}/clip", ABSENT, 2.0, "retargeted"),
     Move("Clause", "severity", f"{TV}/severity", "warning", "error", "tightened"),
