@@ -42,7 +42,7 @@ IN_ARGUMENTS = re.compile(
     r"""(?:-H|--header)[ =]?["']?[\w-]*authorization:"""  # curl takes @FILE
     r"""|--(?:oauth2-bearer|password|token|api-key)[ =]|\s(?:-u|--user)[ =]?["']?\S+:[^\s"']"""
     r"""|--from-literal[ =]\S*key|(?:--[\w-]+[ =]|\bcurl\b[^|;#]*\s)["']?(?:\w+=)?"""
-    r"""[a-z+]+://[^/\s"'@:]*:[^@\s/"']+@""",
+    r"""[a-z+]+://[^/\s"'@:]*:[^@\s/"']+@|--(?:slack|webhook)[ =]["']?\$""",
     re.I,
 )
 WITH_COMMANDS = ("*.md", "*.yaml", "*.yml", "*.sh", "*.tpl", "*.service", "Dockerfile", "Makefile")
@@ -68,6 +68,7 @@ def test_no_document_puts_a_key_into_arguments():
         "curl -s http://ana:$KEY@127.0.0.1:8081/",
         "curl -u ana:$KEY http://127.0.0.1:8081/",
         'kubectl create secret generic keys --from-literal=gateway_key="$KEY"',
+        'servanda watch logs --slack "$HOOK"',
     ],
 )
 def test_a_key_in_arguments_is_found(line):

@@ -25,6 +25,9 @@ _sink_options = together(
             metavar=sink.takes,
             type=FILE if sink.takes in ("FILE", "DIR") else str,
             help=sink.summary,
+            # a URL may hold a secret, and every user of the machine reads arguments
+            envvar=f"SERVANDA_WATCH_{name.upper()}" if sink.takes == "URL" else None,
+            show_envvar=True,
         )
         for name, sink in ((name, SINKS[name]) for name in SINKS.names())
     )
