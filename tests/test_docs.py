@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import get_args
 
+import click
 import pytest
 from pydantic import BaseModel
 from scripts import reference
@@ -21,6 +22,8 @@ from servanda.judgement.slices.rules import FIELDS, OPERATORS
 from servanda.theory.divergence.base import DIVERGENCES
 from tests import transcripts
 from tests.kit import parse
+from tests.test_command_line import COMMANDS as ALL_COMMANDS
+from tests.test_command_line import options
 from tests.transcripts import COMMANDS, blocks
 
 ROOT = Path(__file__).parents[1]
@@ -187,6 +190,64 @@ def models(annotation):
             yield from models(field.annotation)
     for part in get_args(annotation):
         yield from models(part)
+
+
+VARIABLE = re.compile(r"\b_?SERVANDA_[A-Z_]+\b")
+ROW = re.compile(r"^\| `(_?SERVANDA_[A-Z_]+)` \| (.+?) \|", re.M)
+
+
+def of_code(*folders):
+    """The variables that a program of these folders names: a text that is nothing else is one."""
+    found = set()
+    for path in (path for folder in folders for path in (ROOT / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found |= {node.value} if VARIABLE.fullmatch(node.value) else set()
+    return found
+
+
+def of_helps():
+    """variable -> the commands with an option whose help says that it reads the variable."""
+    found = {}
+    for name, param in options():
+        _, text = param.get_help_record(click.Context(ALL_COMMANDS[name]))
+        said = re.findall(r"env var: (\w+)", text)
+        assert param.envvar is None or said == [param.envvar], (name, param.name)
+        for variable in said:
+            found.setdefault(variable, set()).add(name)
+    return found
+
+
+def table_of_variables():
+    """variable -> the text of what reads it."""
+    return dict(ROW.findall((REFERENCE / "environment.md").read_text(encoding="utf-8")))
+
+
+def test_each_variable_that_is_read_is_in_the_table_and_each_of_the_table_is_read():
+    table, helps = table_of_variables(), of_helps()
+    named = of_code("src", "examples") | {*helps} | {"_SERVANDA_COMPLETE"}  # which click reads
+    parts = {name for name in named if name.endswith("_")}  # of a text that is put together
+    assert all(any(name.startswith(part) for name in helps) for part in parts), parts
+    assert {*table} == named - parts
+
+    for variable, commands in helps.items():
+        words = re.findall(r"`([\w -]+)`", table[variable])
+        if words[0].startswith("--"):  # every command with it, but for those behind it
+            having = {name for name, param in options() if words[0] in param.opts}
+            assert commands == having - {*words[1:]}, variable
+        else:
+            assert commands == {*words}, variable
+
+
+def test_no_document_service_or_help_names_a_variable_that_nothing_reads():
+    names = {*table_of_variables()}
+    ours = names | of_code("scripts") | {"SERVANDA_CRDS"}  # of scripts, and of a test
+    deployed = [p for at in ("deploy", "examples") for p in (ROOT / at).rglob("*") if p.is_file()]
+    for path in (*PAGES, *deployed, ROOT / "action.yml"):
+        found = {*VARIABLE.findall(path.read_text(encoding="utf-8", errors="ignore"))}
+        assert found <= (ours if path in PAGES else names), (path, found - ours)
+    for name, command in ALL_COMMANDS.items():
+        assert {*VARIABLE.findall(command.get_help(click.Context(command)))} <= names, name
 
 
 def test_every_example_of_the_readme_is_there():
