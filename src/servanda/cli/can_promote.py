@@ -34,9 +34,6 @@ def can_promote(contract: Path, to: str, infer: str, train: str, where: str, for
 
     Nothing is measured.  The answer is yes if a promotion with exactly this contract has reached
     the stage and has not ended, halted or expired.
-
-    Exit codes: 0 yes; 1 no, it was rolled back; 2 wrong contract or call; 3 no, there is no
-    evidence for it; 4 the ledger cannot be read.
     """
     build = contract_at(contract)
     with opened(where, reading=True) as ledger:

@@ -21,8 +21,6 @@ def approve(reason: str, actor: str, **options: Any) -> None:
     """Approve the stage after the one at which the promotion RUN waits.
 
     The run goes on with the next evaluation that still holds: an approval waives nothing.
-
-    Exit codes: 0 done and delivered; 2 wrong call; 4 refused, not delivered, or no usable ledger.
     """
     act(partial(record.approve_run, actor=actor, reason=reason), **options)
 
@@ -36,8 +34,6 @@ def override(clause: str, slice_: str, ttl: float, reason: str, actor: str, **op
     """Temporarily waive one clause on one slice of the promotion RUN.
 
     All other cells are judged as before.  Reports still show the waived one.
-
-    Exit codes: 0 done and delivered; 2 wrong call; 4 refused, not delivered, or no usable ledger.
     """
 
     def decide(ledger: Ledger, history: History, *, now: float) -> History:
@@ -50,8 +46,5 @@ def override(clause: str, slice_: str, ttl: float, reason: str, actor: str, **op
 @click.command()
 @decision_options
 def rollback(reason: str, actor: str, **options: Any) -> None:
-    """Return all traffic of the promotion RUN to stable, and end it; its shadow stays on.
-
-    Exit codes: 0 done and delivered; 2 wrong call; 4 refused, not delivered, or no usable ledger.
-    """
+    """Return all traffic of the promotion RUN to stable, and end it; its shadow stays on."""
     act(partial(record.roll_back_run, actor=actor, reason=reason), **options)
