@@ -20,17 +20,17 @@ BUDGET = {
     "engines": 15008,
     "report": 4800,
     "runner": 7161,
-    "rl": 23606,
+    "rl": 23605,
     "authoring": 5766,
-    "cli": 6758,
+    "cli": 6793,
     "root": 516,
     "promotion": 4682,
-    "gateway": 15149,
+    "gateway": 15154,
 }
 ASIDE = {".html": 466, ".css": 173, ".js": 130, ".c": 198}  # suffix -> lines under src
 # tests: with those of the same steps three ways, of the prices of error, of strangers' contracts,
-# of observers that fail, and of what help texts give as examples
-OUTSIDE = {"tests": 98_604, "benchmarks": 16_000}
+# of observers that fail, of what help texts give as examples, and of exit codes and variables
+OUTSIDE = {"tests": 98_954, "benchmarks": 16_000}
 LONGEST_FILE, LONGEST_FUNCTION = 900, 60
 # functions that are longer; the list only shrinks
 LONG = {

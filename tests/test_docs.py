@@ -15,6 +15,7 @@ from pydantic import BaseModel
 from scripts import reference
 
 from servanda.cli.commands import GROUPS
+from servanda.cli.main import main
 from servanda.contract.model import Contract
 from servanda.engines import BUILTIN
 from servanda.engines.faults import FAULTS
@@ -45,7 +46,8 @@ IN_ARGUMENTS = re.compile(
     r"""(?:-H|--header)[ =]?["']?[\w-]*authorization:"""  # curl takes @FILE
     r"""|--(?:oauth2-bearer|password|token|api-key)[ =]|\s(?:-u|--user)[ =]?["']?\S+:[^\s"']"""
     r"""|--from-literal[ =]\S*key|(?:--[\w-]+[ =]|\bcurl\b[^|;#]*\s)["']?(?:\w+=)?"""
-    r"""[a-z+]+://[^/\s"'@:]*:[^@\s/"']+@|--(?:slack|webhook)[ =]["']?\$""",
+    r"""[a-z+]+://[^/\s"'@:]*:[^@\s/"']+@|--(?:slack|webhook)[ =]["']?\$"""
+    r"""|line \+= .*://\w+:\{""",  # of a program that starts a browser
     re.I,
 )
 WITH_COMMANDS = ("*.md", "*.yaml", "*.yml", "*.sh", "*.tpl", "*.service", "Dockerfile", "Makefile")
@@ -55,7 +57,7 @@ def test_no_document_puts_a_key_into_arguments():
     folders = [ROOT / name for name in ("docs", "deploy", "examples", "scripts", ".github")]
     files = {*PAGES, *(file for at in folders for end in WITH_COMMANDS for file in at.rglob(end))}
     files |= {file for end in WITH_COMMANDS for file in ROOT.glob(end)}
-    for file in files:
+    for file in {*files, *(ROOT / "examples").rglob("*.py")}:
         text = file.read_text(encoding="utf-8").replace("\\\n", " ")
         found = [line.strip() for line in text.splitlines() if IN_ARGUMENTS.search(line)]
         assert not found, (file, found)
@@ -72,6 +74,7 @@ def test_no_document_puts_a_key_into_arguments():
         "curl -u ana:$KEY http://127.0.0.1:8081/",
         'kubectl create secret generic keys --from-literal=gateway_key="$KEY"',
         'servanda watch logs --slack "$HOOK"',
+        'line += [f"--screenshot={file}", f"http://ana:{self.key}@{host}/"]',
     ],
 )
 def test_a_key_in_arguments_is_found(line):
@@ -247,7 +250,8 @@ def test_no_document_service_or_help_names_a_variable_that_nothing_reads():
         found = {*VARIABLE.findall(path.read_text(encoding="utf-8", errors="ignore"))}
         assert found <= (ours if path in PAGES else names), (path, found - ours)
     for name, command in ALL_COMMANDS.items():
-        assert {*VARIABLE.findall(command.get_help(click.Context(command)))} <= names, name
+        context = click.Context(command, **main.context_settings)
+        assert {*VARIABLE.findall(command.get_help(context))} <= names, name
 
 
 def test_every_example_of_the_readme_is_there():

@@ -3,18 +3,17 @@
 # tests/conftest.py holds every call of every test to them, too: none ends with a code that the
 # help of its command does not state.
 
+import contextlib
 import json
 import re
 import shlex
 import shutil
 from pathlib import Path
 
-import click
 import pytest
 from scripts.reference import codes_of
 
 from servanda.cli.main import main
-from servanda.errors import ContractError, Interrupted, MeasurementError
 from servanda.promotion.run import record
 from servanda.runner.compare.selftest import SelftestCase
 from tests.gateway.controller.web import fake
@@ -26,26 +25,23 @@ from tests.test_help_examples import CALLS, LEDGER, TOY, folder  # noqa: F401
 
 TESTS = Path(__file__).parent
 PAGE = TESTS.parent / "docs" / "reference" / "cli.md"
+OUTCOMES = {0: "holds", 1: "violated", 3: "inconclusive"}
 SIDE = "table:p.json --prompts prompts.jsonl"
-# (command, code) -> a call on the files of `prepared`; other commands are called as for the
-# examples in their help
+# (command, code) -> a call on the files of `prepared`; of others one of CALLS ends with it
 ENDS = {
-    ("check", 0): f"{TOY} --quiet --fresh",
     ("check", 1): "far.kernelcontract.yaml --quiet",
     ("check", 3): f"{TOY} --quiet --fresh --max-time 1ms",
-    ("compare", 0): f"{SIDE.replace(' ', ' table:p.json ', 1)} --sequences 300 --quiet",
     ("compare", 1): f"{SIDE.replace(' ', ' table:far.json ', 1)} --sequences 300 --quiet",
     ("compare", 3): f"{SIDE.replace(' ', ' table:q.json ', 1)} --sequences 1300 --max-time 1ms",
-    ("relations", 0): f"{SIDE} --only replay",
     ("relations", 3): f"{SIDE} --only update",
-    ("bisect", 1): "--settings settings.txt --run './judge.sh {}'",
-    ("bisect", 3): "--settings settings.txt --run './undecided.sh {}'",
+    (
+        "bisect",
+        3,
+    ): "--settings settings.txt --run 'case \"{}\" in *a*b) exit 1;; *-*) exit 3; esac'",
     ("watch", 0): "holds.jsonl --once",
-    ("watch", 1): "violated.jsonl --once",
     ("watch", 3): "inconclusive.jsonl --once",
     ("promote", 0): f"{TOY} --quiet --until offline --ledger new.db",
     ("promote", 1): "far.kernelcontract.yaml --quiet --ledger far.db",
-    ("promote", 3): f"{TOY} --quiet --ledger new.db",
     ("demo", 0): "--fault list",
     ("demo", 1): f"--fault undisclosed_temperature --value 0.7 --contract {TOY} --quiet",
     ("demo", 3): "--fault undisclosed_temperature --value 0.9 --contract few.kernelcontract.yaml",
@@ -56,7 +52,6 @@ ENDS = {
     ("contract test", 0): "toy.kerneltest.yaml",
     ("contract test", 1): "wrong.kerneltest.yaml",
     ("contract test", 3): "toy.kerneltest.yaml --faults --max-time 1ms --quiet",
-    ("promotion can-promote", 0): f"{TOY} --to offline {LEDGER}",
     ("promotion can-promote", 1): "far.kernelcontract.yaml --to offline --ledger far.db",
     ("promotion can-promote", 3): f"strict.kernelcontract.yaml --to offline {LEDGER}",
     ("promotion approve", 0): f"toy --reason x {LEDGER}",
@@ -83,7 +78,7 @@ ELSEWHERE = {
 
 
 def stated(name):
-    return codes_of(COMMANDS[name].get_help(click.Context(COMMANDS[name])))
+    return codes_of(COMMANDS[name].help)
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -101,56 +96,50 @@ def test_a_help_states_the_codes_of_the_table_with_the_same_words_and_once(name)
 def prepared(folder):  # noqa: F811
     """The folder of the examples of help texts, with a kernel that is far off and the like."""
     toy = Path(TOY).read_text()
-    table = json.loads(Path("p.json").read_text())
-    table["rows"] = {"": [0.1, 0.5, 0.2, 0.1, 0.1]}
-    Path("far.json").write_text(json.dumps(table))
+    table = {**json.loads(Path("p.json").read_text()), "rows": {"": [0.1, 0.5, 0.2, 0.1, 0.1]}}
     far = toy.replace("q.json", "far.json").replace("name: toy", "name: far")
-    Path("far.kernelcontract.yaml").write_text(far)
-    Path("strict.kernelcontract.yaml").write_text(toy.replace("0.05", "1e-7"))
-    Path("few.kernelcontract.yaml").write_text(toy.replace("2000", "300"))
-    for name in ("clash", "empty"):
-        Path(name).mkdir()
-    Path("empty/served.jsonl").write_text("")
-    Path("clash/a.kernelcontract.yaml").write_text(toy)
-    Path("clash/b.kernelcontract.yaml").write_text(toy.replace("0.05", "0.06"))
-    Path("undecided.sh").write_text(
-        '#!/bin/sh\ncase "$*" in *--a*--b*) exit 1;; *--*) exit 3;; esac\n'
-    )
-    Path("undecided.sh").chmod(0o755)
-    for outcome in ("holds", "violated", "inconclusive"):
-        Path(f"{outcome}.jsonl").write_text(state_line(1, outcome))
-    head = "apiVersion: servanda.dev/v1alpha1\nkind: ContractTest\nmetadata: {name: t}\n"
-    for name, verdict in (("toy", "inconclusive"), ("wrong", "holds")):
-        case = f"{{name: silence, expect: [{{after: 0, verdict: {verdict}}}]}}"
-        text = f"{head}contract: {TOY}\ncases: [{case}]\n"
-        Path(f"{name}.kerneltest.yaml").write_text(text)
+    other = {"few": ("2000", "300"), "strict": ("0.05", "1e-7"), "clash/b": ("0.05", "0.06")}
+    changed = {name: toy.replace(*words) for name, words in other.items()}
+    tested = "apiVersion: servanda.dev/v1alpha1\nkind: ContractTest\nmetadata: {name: t}\n"
+    tested += f"contract: {TOY}\ncases: [{{name: a, expect: [{{after: 0, verdict: VERDICT}}]}}]\n"
+    files = {
+        "far.json": json.dumps(table),
+        "empty/served.jsonl": "",
+        "toy.kerneltest.yaml": tested.replace("VERDICT", "inconclusive"),
+        "wrong.kerneltest.yaml": tested.replace("VERDICT", "holds"),
+        **{f"{outcome}.jsonl": state_line(1, outcome) for outcome in OUTCOMES.values()},
+    }
+    contracts = {"far": far, "clash/a": toy, **changed}
+    files |= {f"{name}.kernelcontract.yaml": text for name, text in contracts.items()}
+    for name, text in files.items():
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).write_text(text)
     servanda("promote", "far.kernelcontract.yaml", "--quiet", "--ledger", "far.db")
     lines = servanda("promotion", "ledger", "export", *LEDGER.split()).stdout
     Path("changed.jsonl").write_text(lines.replace('"actor":"', '"actor":"not ', 1))
     return folder
 
 
-OF_ANY = {"2", "4"}  # which every command has, and the tests below call each with
+OF_ANY = {"2", "4"}  # `main` ends with 4 for all commands: test_bad_input.py
 ALL = [(name, int(code)) for name in COMMANDS for code in stated(name) if code not in OF_ANY]
 
 
 @pytest.mark.parametrize(("name", "code"), [end for end in ALL if end not in ELSEWHERE])
 def test_a_call_ends_with_each_code_of_its_help(prepared, name, code, monkeypatch, tmp_path):
     monkeypatch.chdir(shutil.copytree(prepared, tmp_path / "own", symlinks=True))
-    words = shlex.split(ENDS[name, code] if (name, code) in ENDS else CALLS[name][0])
     monkeypatch.setattr(record, "approve_run", lambda _, history, **__: history)  # none is awaited
     monkeypatch.setenv("SERVANDA_ADMIN_KEY", KEY["admin"])
-    outcome = {0: "holds", 1: "violated", 3: "inconclusive"}[code]
-    cases = [SelftestCase("itself", True, made.VERDICTS[outcome])]
+    cases = [SelftestCase("itself", True, made.VERDICTS[OUTCOMES[code]])]
     monkeypatch.setattr("servanda.cli.selftest.selftest", lambda *_, **__: iter(cases))
 
-    if name in {"gateway status", "gateway pin"}:
-        with live(fake.Controller()) as client:
-            done = servanda(*name.split(), *words, "--gateway", client.base_url)
-    else:
-        done = servanda(*name.split(), *words)
+    with contextlib.ExitStack() as stack:
+        at = ()
+        if name in {"gateway status", "gateway pin"}:
+            at = "--gateway", stack.enter_context(live(fake.Controller())).base_url
+        calls = [ENDS[name, code]] if (name, code) in ENDS else CALLS[name]
+        ends = [servanda(*name.split(), *shlex.split(call), *at).exit_code for call in calls]
 
-    assert done.exit_code == code, done.output
+    assert code in ends
 
 
 def test_every_code_of_a_help_is_met_here_or_in_a_test_that_says_so():
@@ -160,22 +149,5 @@ def test_every_code_of_a_help_is_met_here_or_in_a_test_that_says_so():
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_errors_and_interruptions_end_every_command_with_the_same_code(name, monkeypatch):
-    """Whatever a command calls raises them."""
-    command = COMMANDS[name]
-    for error, code in (
-        (ContractError("x"), 2),
-        (MeasurementError("x"), 4),
-        (RuntimeError("x"), 4),
-        (Interrupted("x"), 130),
-        (KeyboardInterrupt(), 130),
-    ):
-
-        def fail(error=error, **_):
-            raise error
-
-        monkeypatch.setattr(command, "callback", fail)
-        monkeypatch.setattr(command, "params", [])
-        assert servanda(*name.split()).exit_code == code
-        assert code == 130 or str(code) in stated(name)
+def test_a_call_that_is_wrong_ends_with_2(name):
     assert servanda(*name.split(), "--nonsense").exit_code == 2

@@ -67,18 +67,13 @@ def test_the_stop_file_and_the_state_are_where_they_were_asked_for(path, tmp_pat
 
 
 def test_the_urls_of_receivers_may_be_in_the_environment(path, monkeypatch):
-    """As secrets they are no arguments; without one nothing is sent."""
+    """As secrets they are no arguments."""
     path.write_text(state_line(1, "violated", tv=0.05))
     with Server() as server:
         for name in ("SLACK", "WEBHOOK"):
             monkeypatch.setenv(f"SERVANDA_WATCH_{name}", server.url)
         assert servanda("watch", path, "--once").exit_code == 1
-        by_both = [body for _, body in server.got]
-        monkeypatch.setenv("SERVANDA_WATCH_SLACK", "")
-        monkeypatch.setenv("SERVANDA_WATCH_WEBHOOK", "hooks.example/x")
-        refused = servanda("watch", path, "--once")
-    assert sorted("servanda" in body for body in by_both) == [False, True]
-    assert refused.exit_code == 2 and "--webhook takes a URL" in refused.output
+    assert sorted("servanda" in body for _, body in server.got) == [False, True]
 
 
 def test_a_second_watch_on_one_state_is_refused(path, tmp_path):
