@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
@@ -14,8 +15,8 @@ from pydantic import BaseModel
 
 from servanda.authoring.diff.difference import RULES
 from servanda.authoring.diff.directions import Part
-from servanda.cli.commands import FIRST, GROUPS
-from servanda.cli.main import main
+from servanda.cli.commands import FIRST, GROUPS, exit_codes
+from servanda.cli.main import EXAMPLES, main
 from servanda.contract.actions import ACTIONS
 from servanda.contract.clause import printed_metric
 from servanda.contract.model import Contract
@@ -119,15 +120,21 @@ def fields() -> str:
     )
 
 
-_EXIT_CODES = (
-    ("code", "says"),
-    ("0", "**holds**: every enforced clause holds on every slice, at the stated confidence"),
-    ("1", "**violated**"),
-    ("2", "the text of the contract, or the call, is wrong: every problem at once, with its place"),
-    ("3", "**inconclusive**: not enough evidence yet, and about how much more would decide"),
-    ("4", "measuring failed, or was refused: other weights, other tokenizer, missing data"),
-    ("130", "interrupted; the same command goes on"),
-)
+def codes_of(text: str) -> dict[str, str]:
+    """The exit codes that a help states, and what each says there."""
+    _, _, stated = " ".join(text.split()).partition("Exit codes: ")
+    return dict(re.findall(r"(\d+) (.*?)(?:; (?=\d)|\.(?= |$).*)", stated))
+
+
+def _exit_codes() -> str:
+    """A row for all commands, and one for each."""
+    columns = ("0", "1", "2", "3", "4")
+    rows = [("command", *columns)]
+    for words in ("", *EXAMPLES):
+        codes = codes_of(exit_codes(words))
+        name = f"`{words}`" if words else "**in general**"
+        rows.append((name, *(codes.get(code, "") for code in columns)))
+    return _table(*rows)
 
 
 def _command(parent: click.Context, command: click.Command | None) -> str:
@@ -146,9 +153,10 @@ def cli() -> str:
     """The page of verbs, options and exit codes, from click's own help."""
     parts = [
         f"{_HEAD}# The command line\n",
-        "## Exit codes\n\n" + _table(*_EXIT_CODES) + "\n",
-        "`check`, `compare` and `demo --fault` exit so. `tools report` exits 0 once it has "
-        "rendered, and `contract lint` exits 0 or 2.\n",
+        "Defaults of options may be in [environment variables](environment.md).\n",
+        f"## Exit codes\n\n{_exit_codes()}\n",
+        "An error of Servanda itself, and a package that is not installed, end every command with "
+        "4. Code 130 means\ninterrupted: the same command goes on.\n",
     ]
     parts.append(
         "## Shell completion\n\n"

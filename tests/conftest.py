@@ -3,12 +3,16 @@
 
 import importlib.util
 import os
+import re
 import tempfile
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from hypothesis import HealthCheck, settings
 
+from servanda.cli.commands import exit_codes
+from servanda.cli.main import EXAMPLES, main
 from tests import cluster as clusters
 
 _MACHINES_ARE_SHARED = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
@@ -40,6 +44,24 @@ def cluster():
         pytest.skip("psycopg is not installed: pip install 'servanda[postgres]'")
     with clusters.running() as found:
         yield found
+
+
+@pytest.fixture(scope="session", autouse=True)
+def codes_that_helps_state():
+    """Every call of the command line in this process ends with a code that its help states."""
+    invoke = CliRunner.invoke
+
+    def invoked(self, cli, args=None, **named):
+        done = invoke(self, cli, args, **named)
+        typed = [" ".join(args[:n]) for n in (3, 2, 1)] if cli is main and args else []
+        for words in [words for words in typed if words in EXAMPLES]:
+            said = re.findall(r"[:;] (\d+) ", exit_codes(words))
+            assert str(done.exit_code) in [*said, "130"], (args, done.output)
+        return done
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CliRunner, "invoke", invoked)
+        yield
 
 
 @pytest.fixture

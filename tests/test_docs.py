@@ -9,11 +9,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import get_args
 
+import click
 import pytest
 from pydantic import BaseModel
 from scripts import reference
 
 from servanda.cli.commands import GROUPS
+from servanda.cli.main import main
 from servanda.contract.model import Contract
 from servanda.engines import BUILTIN
 from servanda.engines.faults import FAULTS
@@ -21,6 +23,8 @@ from servanda.judgement.slices.rules import FIELDS, OPERATORS
 from servanda.theory.divergence.base import DIVERGENCES
 from tests import transcripts
 from tests.kit import parse
+from tests.test_command_line import COMMANDS as ALL_COMMANDS
+from tests.test_command_line import options
 from tests.transcripts import COMMANDS, blocks
 
 ROOT = Path(__file__).parents[1]
@@ -42,7 +46,8 @@ IN_ARGUMENTS = re.compile(
     r"""(?:-H|--header)[ =]?["']?[\w-]*authorization:"""  # curl takes @FILE
     r"""|--(?:oauth2-bearer|password|token|api-key)[ =]|\s(?:-u|--user)[ =]?["']?\S+:[^\s"']"""
     r"""|--from-literal[ =]\S*key|(?:--[\w-]+[ =]|\bcurl\b[^|;#]*\s)["']?(?:\w+=)?"""
-    r"""[a-z+]+://[^/\s"'@:]*:[^@\s/"']+@""",
+    r"""[a-z+]+://[^/\s"'@:]*:[^@\s/"']+@|--(?:slack|webhook)[ =]["']?\$"""
+    r"""|line \+= .*://\w+:\{""",  # of a program that starts a browser
     re.I,
 )
 WITH_COMMANDS = ("*.md", "*.yaml", "*.yml", "*.sh", "*.tpl", "*.service", "Dockerfile", "Makefile")
@@ -52,7 +57,7 @@ def test_no_document_puts_a_key_into_arguments():
     folders = [ROOT / name for name in ("docs", "deploy", "examples", "scripts", ".github")]
     files = {*PAGES, *(file for at in folders for end in WITH_COMMANDS for file in at.rglob(end))}
     files |= {file for end in WITH_COMMANDS for file in ROOT.glob(end)}
-    for file in files:
+    for file in {*files, *(ROOT / "examples").rglob("*.py")}:
         text = file.read_text(encoding="utf-8").replace("\\\n", " ")
         found = [line.strip() for line in text.splitlines() if IN_ARGUMENTS.search(line)]
         assert not found, (file, found)
@@ -68,6 +73,8 @@ def test_no_document_puts_a_key_into_arguments():
         "curl -s http://ana:$KEY@127.0.0.1:8081/",
         "curl -u ana:$KEY http://127.0.0.1:8081/",
         'kubectl create secret generic keys --from-literal=gateway_key="$KEY"',
+        'servanda watch logs --slack "$HOOK"',
+        'line += [f"--screenshot={file}", f"http://ana:{self.key}@{host}/"]',
     ],
 )
 def test_a_key_in_arguments_is_found(line):
@@ -186,6 +193,65 @@ def models(annotation):
             yield from models(field.annotation)
     for part in get_args(annotation):
         yield from models(part)
+
+
+VARIABLE = re.compile(r"\b_?SERVANDA_[A-Z_]+\b")
+ROW = re.compile(r"^\| `(_?SERVANDA_[A-Z_]+)` \| (.+?) \|", re.M)
+
+
+def of_code(*folders):
+    """The variables that a program of these folders names: a text that is nothing else is one."""
+    found = set()
+    for path in (path for folder in folders for path in (ROOT / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found |= {node.value} if VARIABLE.fullmatch(node.value) else set()
+    return found
+
+
+def of_helps():
+    """variable -> the commands with an option whose help says that it reads the variable."""
+    found = {}
+    for name, param in options():
+        _, text = param.get_help_record(click.Context(ALL_COMMANDS[name]))
+        said = re.findall(r"env var: (\w+)", text)
+        assert param.envvar is None or said == [param.envvar], (name, param.name)
+        for variable in said:
+            found.setdefault(variable, set()).add(name)
+    return found
+
+
+def table_of_variables():
+    """variable -> the text of what reads it."""
+    return dict(ROW.findall((REFERENCE / "environment.md").read_text(encoding="utf-8")))
+
+
+def test_each_variable_that_is_read_is_in_the_table_and_each_of_the_table_is_read():
+    table, helps = table_of_variables(), of_helps()
+    named = of_code("src", "examples") | {*helps} | {"_SERVANDA_COMPLETE"}  # which click reads
+    parts = {name for name in named if name.endswith("_")}  # of a text that is put together
+    assert all(any(name.startswith(part) for name in helps) for part in parts), parts
+    assert {*table} == named - parts
+
+    for variable, commands in helps.items():
+        words = re.findall(r"`([\w -]+)`", table[variable])
+        if words[0].startswith("--"):  # every command with it, but for those behind it
+            having = {name for name, param in options() if words[0] in param.opts}
+            assert commands == having - {*words[1:]}, variable
+        else:
+            assert commands == {*words}, variable
+
+
+def test_no_document_service_or_help_names_a_variable_that_nothing_reads():
+    names = {*table_of_variables()}
+    ours = names | of_code("scripts") | {"SERVANDA_CRDS"}  # of scripts, and of a test
+    deployed = [p for at in ("deploy", "examples") for p in (ROOT / at).rglob("*") if p.is_file()]
+    for path in (*PAGES, *deployed, ROOT / "action.yml"):
+        found = {*VARIABLE.findall(path.read_text(encoding="utf-8", errors="ignore"))}
+        assert found <= (ours if path in PAGES else names), (path, found - ours)
+    for name, command in ALL_COMMANDS.items():
+        context = click.Context(command, **main.context_settings)
+        assert {*VARIABLE.findall(command.get_help(context))} <= names, name
 
 
 def test_every_example_of_the_readme_is_there():

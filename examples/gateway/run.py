@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import re
 import secrets
 import shlex
 import shutil
@@ -18,6 +19,7 @@ import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -151,9 +153,11 @@ class Gateway:
         self.known.set()
 
     def status(self) -> Status:
+        return self.get("/v1/status").json()
+
+    def get(self, path: str) -> httpx2.Response:
         headers = {"authorization": f"Bearer {self.key}"}
-        reply = httpx2.get(f"{self.page}/v1/status", headers=headers, timeout=30)
-        return reply.raise_for_status().json()
+        return httpx2.get(f"{self.page}{path}", headers=headers, timeout=30).raise_for_status()
 
     def until(self, what: str, met: Callable[[Status], bool]) -> Status:
         """The status at which it is so."""
@@ -173,11 +177,16 @@ class Gateway:
         if browser is None:
             said("  no browser is installed: no picture")
             return
-        host = self.page.removeprefix("http://")
         line = [browser, "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
         line += ["--disable-dev-shm-usage", "--window-size=1280,800", *options]
-        line += [f"--screenshot={file}", f"http://ana:{self.key}@{host}/"]
-        subprocess.run(line, check=True, stderr=subprocess.DEVNULL, timeout=60)
+        with tempfile.TemporaryDirectory() as folder:
+            # every user of the machine reads the arguments of a browser: it gets no key
+            copy = Path(folder) / "page.html"
+            style = f"<style>{self.get('/assets/page.css').text}</style>"
+            page = re.sub(r"<link rel=.stylesheet.[^>]*>", lambda _: style, self.get("/").text)
+            copy.write_text(page, encoding="utf-8")
+            line += [f"--screenshot={file}", copy.as_uri()]
+            subprocess.run(line, check=True, stderr=subprocess.DEVNULL, timeout=60)
         said(f"  picture {file.name}")
 
 

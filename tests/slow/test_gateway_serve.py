@@ -394,4 +394,4 @@ def test_what_is_not_installed_is_said_with_the_pip_line(contract, tmp_path, mon
 def test_serve_says_how_to_call_it():
     with Program("serve", "--help", cwd=None) as program:
         assert program.process.wait(WAIT_S) == 0
-        program.line("Exit codes: 0 it was stopped; 2 the contract or the call is wrong; 4")
+        program.line("Exit codes: 0 it was stopped; 2 the call or a file is wrong; 4 it")

@@ -41,9 +41,6 @@ def audit_command(
 
     The audit is outside the request path and changes no route.  docs/how-to/traffic.md
     describes the rows of the log.
-
-    Exit codes: 0 nothing to divert, 1 a slice exceeds its limit, 2 the contract or the call is
-    wrong, 3 nothing was scored, 4 the log, an engine or the state failed.
     """
     for path in (path for path in logs if not path.exists()):
         if not follow:

@@ -67,9 +67,6 @@ def bisect_command(
     With --settings, the exit code of --run answers: 0 good, 1 bad, and 3, 4 or 125 skip. The
     command has to be good without the settings and bad with all. One after another is removed,
     as long as the rest is bad.
-
-    Exit codes: 0 no difference beyond the noise, 1 found, 2 the call is wrong, 3 found, with
-    settings that may be needless, 4 measuring failed.
     """
     if (a is None) != (b is None) or (a is None) == (settings is None):
         raise click.UsageError("give A and B, or --settings")

@@ -139,8 +139,7 @@ def check(target: Path, **options: Any) -> None:
     same tokens. The run stops as soon as every cell (clause x slice) is decided. After Ctrl-C the
     same command resumes it.
 
-    Exit codes: 0 holds, 1 violated, 2 the file or the call is wrong, 3 inconclusive, 4 measuring
-    failed. An old report is removed first, so that a failed run leaves none.
+    An old report is removed first, so that a failed run leaves none.
     """
     remote = not isinstance(target, Path)
     own = {name: options.pop(name) for name in _CONTRACT_NAMES & options.keys()}

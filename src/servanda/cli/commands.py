@@ -75,6 +75,88 @@ MODULES = {
     for name in names
 }
 
+# a command's words -> what its exit codes say, where it is not what those of any say; "": of all
+_WRONG = "the call or a file is wrong"
+_DECIDES = f"0 done and delivered; 2 {_WRONG}; 4 refused, not delivered, or no usable ledger"
+_LISTENS = f"0 it was stopped; 2 {_WRONG}; 4 it could not start"
+CODES = {
+    "": (
+        f"0 holds, or done; 1 violated, or the answer is no; 2 {_WRONG}; 3 inconclusive: not "
+        "enough evidence yet; 4 measuring failed, or was refused; 130 interrupted, and "
+        "the same command goes on"
+    ),
+    "check": f"0 holds; 1 violated; 2 {_WRONG}; 3 inconclusive; 4 measuring failed",
+    "compare": (
+        f"0 holds; 1 violated, or the API layers differ; 2 {_WRONG}; 3 inconclusive; 4 measuring "
+        "failed"
+    ),
+    "relations": (
+        f"0 every relation that can be tested holds; 1 one is violated; 2 {_WRONG}; 3 one is "
+        "undecided, or none can be tested; 4 the kernel failed"
+    ),
+    "bisect": (
+        f"0 no difference beyond the noise; 1 found; 2 {_WRONG}; 3 found, with settings that may "
+        "be needless; 4 measuring failed"
+    ),
+    "preflight": (
+        "0 every group is synced; 1 a group does not reach the engine, or the engine is not as "
+        f"before; 2 {_WRONG}; 3 a group could not be judged; 4 scoring or syncing failed"
+    ),
+    "watch": f"0 holds; 1 violated; 2 {_WRONG}; 3 inconclusive; 4 the data cannot be judged",
+    "promote": (
+        f"0 completed, or --until reached; 1 rolled back; 2 {_WRONG}; 3 still running: it waits "
+        "for evidence, hold time or an approval; 4 measuring failed, the evidence expired, or "
+        "another promoter is active"
+    ),
+    "serve": _LISTENS,
+    "demo": (
+        "0 as expected, or with --fault: holds; 1 not as expected, or with --fault: violated; 2 "
+        f"{_WRONG}; 3 with --fault: inconclusive; 4 measuring failed, or was refused"
+    ),
+    "contract lint": "0 no problem; 2 a problem, or the call is wrong; 4 it failed",
+    "contract diff": f"0 nothing breaks; 1 something breaks; 2 {_WRONG}; 4 it failed",
+    "contract list": (
+        "0 no conflict; 1 two files are one version and say different things; 2 the call is "
+        "wrong, a file cannot be read, or there is none; 4 it failed"
+    ),
+    "contract test": (
+        f"0 every case passes; 1 a case fails, or with --faults a contract; 2 {_WRONG}; 3 with "
+        "--faults: the time was over before the answer; 4 with --faults: measuring failed"
+    ),
+    "promotion can-promote": (
+        f"0 yes; 1 no, it was rolled back; 2 {_WRONG}; 3 no, there is no evidence for it; 4 the "
+        "ledger cannot be read, or several builds match"
+    ),
+    "promotion approve": _DECIDES,
+    "promotion override": _DECIDES,
+    "promotion rollback": _DECIDES,
+    "promotion ledger verify": (
+        f"0 sound; 1 an entry was changed, or does not follow; 2 {_WRONG}; 4 it failed"
+    ),
+    "gateway status": f"0 it responded; 2 {_WRONG}; 4 it cannot be reached",
+    "gateway pin": f"0 done; 2 {_WRONG}; 4 it was refused, or the leader cannot be reached",
+    "gateway audit": (
+        f"0 nothing to divert; 1 a slice exceeds its limit; 2 {_WRONG}; 3 nothing was scored; 4 "
+        "the log, an engine or the state failed"
+    ),
+    "gateway envoy": _LISTENS,
+    "tools selftest": (
+        f"0 all as expected; 1 the server breaks its agreement with itself; 2 {_WRONG}; 3 "
+        "something was not decided, or not detected at this size; 4 measuring failed"
+    ),
+    "tools serve-kernel": _LISTENS,
+    "tools weights": (
+        "0 the weights of B are those of A up to rounding; 1 a tensor or config.json differs; 2 "
+        f"{_WRONG}; 4 a folder cannot be read"
+    ),
+}
+
+
+def exit_codes(words: str) -> str:
+    """The sentence of a command's help: a code, what it says, and a semicolon between two."""
+    return f"Exit codes: {CODES.get(words, f'0 done; 2 {_WRONG}; 4 it failed')}."
+
+
 # a word that is no command -> the command, or the program, that does the same
 HINTS = {
     "check-dump": "`servanda check DUMP` has its options",

@@ -117,7 +117,7 @@ def compare_command(
       transformers:models/tiny-lm@bfloat16+int8_weight_only,attention=sdpa,batch_size=16
     or servers, such as http://127.0.0.1:8000; or A is a baseline file (servanda tools measure -o
     x.pack).  For two servers the API layer is compared first: prompt ids, chat templates, tool
-    calls, sampling defaults.  Exit codes: as those of `check`, 0, 1, 2, 3 or 4.
+    calls, sampling defaults.
     """
     deadline = until(max_time)
     if plan and format_ not in ("text", "json"):

@@ -107,7 +107,7 @@ def demo(
     """Check a kernel that keeps its contract, then one that breaks it on one slice.
 
     The second run is also written as a page, servanda-demo.html, in the current folder.
-    With --fault: check the shipped kernels with that fault injected, and exit as `check`: 0 to 4.
+    With --fault: check the shipped kernels with that fault injected, and exit as `check` does.
     """
     if files is not None:
         refuse_given(("fault", "value", "contract"), "--files runs nothing")

@@ -96,8 +96,6 @@ def diff_command(
     tightened, added or retargeted. The files that a contract names are not opened, so OLD may
     come from git: git show HEAD~1:c.yaml | servanda contract diff - c.yaml, or --since HEAD~1
     c.yaml. A contract that is not in that revision is new, and breaks nothing.
-
-    Exits 0 where nothing breaks, 1 where something does, 2 where a text is wrong.
     """
     if since is None:
         if len(files) != 2:

@@ -42,8 +42,6 @@ def envoy(leaders: tuple[str, ...], grpc_at: str, http_at: str) -> None:
     The header x-servanda-pool is set to infer or stable, by the routes of the leader,
     and Envoy's own routes follow it.  SERVANDA_GATEWAY_KEY is the key of a holder with the role
     gateway.  Requires pip install 'servanda[gateway,envoy]'.  Ctrl-C stops it.
-
-    Exit codes: 0 it was stopped; 2 the call is wrong; 4 it could not start.
     """
     addresses = (host_and_port("--grpc", grpc_at), host_and_port("--http", http_at))
     key = os.environ.get("SERVANDA_GATEWAY_KEY", "").strip()

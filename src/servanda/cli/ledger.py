@@ -71,8 +71,7 @@ def show_command(run: str | None, where: str, format_: str) -> None:
 def verify_command(where: str, format_: str) -> None:
     """Re-derive every decision from the recorded evidence, and check every hash.
 
-    Names each entry that was changed, or that does not follow from the entries before it.  Exit
-    code 0 if there is none, else 1.
+    Names each entry that was changed, or that does not follow from the entries before it.
     """
     result = verify_at(where, key=ledger_key())
     problems = [*map(str, result.problems)]

@@ -105,7 +105,7 @@ def _cells(contract: Contract) -> tuple[int | None, str]:
 def lint(files: tuple[str, ...], format_: str) -> None:
     """Print every problem of the contracts in FILE...; - reads standard input.
 
-    Nothing is measured. Exits 2 where there is a problem, else 0.
+    Nothing is measured.
     """
     linted = [read(file) for file in files]
     if format_ == "json":

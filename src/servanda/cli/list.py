@@ -26,11 +26,7 @@ _CLASH = 1
 @click.argument("folder", type=FILE, default=".")
 @shared("--format", "--no-code")
 def list_command(folder: Path, format_: str) -> None:
-    """List every *.kernelcontract.yaml under FOLDER by name and version, with what changed.
-
-    Exits 0, 1 where two files are one version and say different things, and 2 where a file does
-    not read or there is none.
-    """
+    """List every *.kernelcontract.yaml under FOLDER by name and version, with what changed."""
     listed: list[ContractFile] = []
     wrong: dict[str, ContractError] = {}
     for file in _files(folder):

@@ -9,13 +9,14 @@ import textwrap
 import traceback
 from collections.abc import Mapping
 from importlib import import_module
+from inspect import cleandoc
 from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
 
 from servanda._version import __version__
-from servanda.cli.commands import FIRST, GONE, GROUPS, HINTS, MODULES
+from servanda.cli.commands import FIRST, GONE, GROUPS, HINTS, MODULES, exit_codes
 from servanda.errors import ServandaError
 from servanda.registry import did_you_mean
 
@@ -123,12 +124,13 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
 }
 
 
-def add_examples(command: click.Command, words: str) -> click.Command:
-    """The command, with its examples at the end of its help; those of a group's commands, too."""
+def complete_help(command: click.Command, words: str) -> click.Command:
+    """The command, with exit codes and examples in its help; those of a group's commands, too."""
     if isinstance(command, click.Group):
         for name, part in command.commands.items():
-            add_examples(part, f"{words} {name}")
-    elif words in EXAMPLES and command.epilog is None:
+            complete_help(part, f"{words} {name}")
+    elif command.epilog is None:  # a command is loaded more than once
+        command.help = f"{cleandoc(command.help or '')}\n\n{exit_codes(words)}"
         calls = [f"servanda {words} {example}".rstrip() for example in EXAMPLES[words]]
         command.epilog = "\n".join(["\b", "Examples:", *map(_in_lines, calls)])
     return command
@@ -216,7 +218,7 @@ def _load(group: str, name: str) -> click.Command:
     module = import_module(f"servanda.cli.{MODULES.get((group, name), name.replace('-', '_'))}")
     commands = (c for c in vars(module).values() if isinstance(c, click.Command))
     command = next(command for command in commands if command.name == name)
-    return add_examples(command, f"{group} {name}".strip())
+    return complete_help(command, f"{group} {name}".strip())
 
 
 class _Servanda(_Commands):
@@ -291,8 +293,7 @@ def _extra_of(module: str) -> str | None:
 @click.group(cls=_Servanda, **_HELP)
 @click.version_option(__version__, prog_name="servanda")
 def main() -> None:
-    """Keep the agreement between the kernel that trains a policy and the one that serves it.
+    """Keep the agreement between the kernel that trains a policy and the one that serves it."""
 
-    Exit codes: 0 holds, 1 violated, 2 the text or the call is wrong, 3 inconclusive,
-    4 measuring failed or was refused, 130 interrupted (the same command resumes).
-    """
+
+main.help = f"{main.help}\n\n{exit_codes('')}"

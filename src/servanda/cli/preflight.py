@@ -115,10 +115,6 @@ def preflight_command(
     reload from disk reaches each server.  The test randomises all weights once, then perturbs
     one group after another, runs the trainer's own sync each time, and compares the logprobs of
     both sides.  Afterwards the weights are restored bit for bit.
-
-    Exit codes: 0 every group is synced, 1 a group does not reach the engine or the engine is
-    not as before, 2 the call or the file is wrong, 3 a group could not be judged, 4 scoring or
-    syncing failed.
     """
     if bool(checkpoint) != bool(urls):
         raise click.UsageError("--checkpoint DIR and --url URL need each other")

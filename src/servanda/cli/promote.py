@@ -70,10 +70,8 @@ def promote(
     the receivers.  A build moves forward on evidence only; a violation returns all traffic to
     stable.  Without --every a call evaluates once.
 
-    Exit codes: 0 completed, or --until reached; 1 rolled back; 2 wrong contract or call; 3 still
-    running: it waits for evidence, hold time or an approval; 4 measuring failed, the evidence
-    expired, or another promoter is active.  In a Kubernetes Job treat 3 as success, or use --every
-    with --until: see docs/how-to/promote.md.
+    In a Kubernetes Job treat exit code 3 as success, or use --every with --until: see
+    docs/how-to/promote.md.
     """
     name = load(contract).metadata.name  # a contract that is wrong begins no ledger
     deadline = until(max_time)

@@ -142,8 +142,6 @@ def approve(reason: str, actor: str, **options: Any) -> None:
     """Approve the stage after the one at which the promotion RUN waits.
 
     The run goes on with the next evaluation that still holds: an approval waives nothing.
-
-    Exit codes: 0 done and delivered; 2 wrong call; 4 refused, not delivered, or no usable ledger.
     """
     act(partial(runs.approve_run, actor=actor, reason=reason), **options)
 
@@ -157,8 +155,6 @@ def override(clause: str, slice_: str, ttl: float, reason: str, actor: str, **op
     """Temporarily waive one clause on one slice of the promotion RUN.
 
     All other cells are judged as before.  Reports still show the waived one.
-
-    Exit codes: 0 done and delivered; 2 wrong call; 4 refused, not delivered, or no usable ledger.
     """
 
     def decide(ledger: Ledger, history: History, *, now: float) -> History:
@@ -171,10 +167,7 @@ def override(clause: str, slice_: str, ttl: float, reason: str, actor: str, **op
 @click.command()
 @decision_options
 def rollback(reason: str, actor: str, **options: Any) -> None:
-    """Return all traffic of the promotion RUN to stable, and end it; its shadow stays on.
-
-    Exit codes: 0 done and delivered; 2 wrong call; 4 refused, not delivered, or no usable ledger.
-    """
+    """Return all traffic of the promotion RUN to stable, and end it; its shadow stays on."""
     act(partial(runs.roll_back_run, actor=actor, reason=reason), **options)
 
 
@@ -196,9 +189,6 @@ def can_promote(contract: Path, to: str, infer: str, train: str, where: str, for
 
     Nothing is measured.  The answer is yes if a promotion with exactly this contract has reached
     the stage and has not ended, halted or expired.
-
-    Exit codes: 0 yes; 1 no, it was rolled back; 2 wrong contract or call; 3 no, there is no
-    evidence for it; 4 the ledger cannot be read.
     """
     build = contract_at(contract)
     with opened(where, reading=True) as ledger:

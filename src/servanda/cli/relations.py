@@ -132,8 +132,6 @@ def relations_command(
     prefill, wherever the prompt ends (length), and after an update with equal weights; and
     tokens have to follow the logprobs that are reported with them (draws).  Give a URL, a kernel
     string, or a contract with --side.
-
-    Exit codes: 0 every relation that can be tested holds, 1 one is violated, 3 undecided.
     """
     kernel = _kernel(what, side)
     options = Options(only, limit, alpha, update)

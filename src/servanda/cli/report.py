@@ -22,8 +22,8 @@ def report(path: Path, format_: str | None, output: Path | None) -> None:
     """Render the verdict of RUN_DIR again, in any format.
 
     For a run directory the latest attempt with a verdict is used.  VERDICT.json is the output of
-    `check --format json`; - reads it from standard input.  The exit code is 0 for any verdict:
-    use `check` as the gate.
+    `check --format json`; - reads it from standard input.  Use `check` as
+    the gate: the exit code does not depend on the verdict.
     """
     piped = str(path) == DASH
     verdict = verdict_of(sys.stdin.buffer.read(), Path("stdin")) if piped else read(path)

@@ -31,9 +31,6 @@ def selftest_command(
 
     The server has to agree with itself, and an undeclared temperature of 0.95 and an undeclared
     top_p of 0.95 have to be detected.  The server is not changed, and no file is kept.
-
-    Exit codes: 0 all of it, 1 the server breaks its agreement with itself, 3 something was
-    not decided, or not detected at this size.
     """
     aside = format_ == "json"  # only the data goes to stdout then
     say = partial(click.echo, err=aside)

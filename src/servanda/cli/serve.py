@@ -200,8 +200,6 @@ def serve(
     ready, stable serves.  Requires pip install 'servanda[gateway]'.  Ctrl-C stops it.  CONTRACT,
     keys and certificate are reloaded when their files change, and at SIGHUP.  SERVANDA_CA_FILE
     names a PEM file of additional trusted certificates for pools, leader and webhooks.
-
-    Exit codes: 0 it was stopped; 2 the contract or the call is wrong; 4 it could not start.
     """
     if leaders and leader_only:
         raise click.UsageError("give either --leader or --leader-only")

@@ -35,10 +35,7 @@ admin_options = together(
 @click.command("status")
 @admin_options
 def status(gateway: str | None, key_file: Path | None, format_: str) -> None:
-    """Show the current state of each slice at the leader of a gateway.
-
-    Exit codes: 0 it responded, 2 the call is wrong, 4 it cannot be reached.
-    """
+    """Show the current state of each slice at the leader of a gateway."""
     client = admin_client(gateway, key_file)
     now = client.status()
     show_as(format_, now, summary.text(now, client.url))
@@ -71,8 +68,6 @@ def pin(
     enforce or observe: decisions about the slice are acted on, or infer serves it and they are
     only logged, whatever the mode of the contract.  A pin lasts 30 days at most.  The ledger
     records the holder of the key and the reason.
-
-    Exit codes: 0 done, 2 the call is wrong, 4 it was refused or the leader cannot be reached.
     """
     if release == (to is not None) or release == (ttl is not None):
         raise click.UsageError("give --to with --ttl, or --release\n  hint: --to stable --ttl 24h")

@@ -55,10 +55,7 @@ def test(
 
     With --faults, contracts whose tests pass are checked on their kernels: without a fault, and
     with each fault of the catalogue.
-
-    Exits 0 where every case passes, 1 where one fails, 2 where a text is wrong.  With --faults,
-    1 also where a contract does not hold without a fault, or catches no fault, or not each one
-    that --fault names; 3 where the time was over before that was known, 4 where measuring failed.
+    A contract has to hold without a fault, and to catch one, or each that --fault names.
     """
     if not faults and (odd := given(("names", "max_time"))):
         raise click.UsageError(f"{odd[0]} goes with --faults")

@@ -25,6 +25,9 @@ _sink_options = together(
             metavar=sink.takes,
             type=FILE if sink.takes in ("FILE", "DIR") else str,
             help=sink.summary,
+            # a URL may hold a secret, and every user of the machine reads arguments
+            envvar=f"SERVANDA_WATCH_{name.upper()}" if sink.takes == "URL" else None,
+            show_envvar=True,
         )
         for name, sink in ((name, SINKS[name]) for name in SINKS.names())
     )
@@ -74,9 +77,8 @@ def watch(
     lost logprob coverage, a trend), with the command to run next.
 
     A watch never stops the run: it reports the step at which the run would have been stopped.
-    Ctrl-C ends it. Exit code of --once on a dump: 4 if the data of any step fails a quality
-    check, else 1 if any step is violated; otherwise, as with --until-step, that of the last
-    verdict: 0, 1, 3 or 4.
+    Ctrl-C ends it. The exit code is that of the last verdict; with --once on a dump it is 4 if
+    the data of any step fails a quality check, else 1 if any step is violated.
     """
     refuse_run(path)
     if preset is not None and contract is not None:

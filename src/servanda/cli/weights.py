@@ -53,9 +53,6 @@ def weights_command(a: Path, b: Path, format_: str) -> None:
     trainer's format and back. Tensors are found by their values: an expert in the place of
     another, rows that are interleaved, transposed or repeated, and a factor are named. Neither
     model is run.
-
-    Exits 0 where the weights of B are those of A up to rounding, 1 where a tensor or config.json
-    differs, 4 where a folder cannot be read.
     """
     found = checkpoint_origins(a, b)
     config = _config(a, b)

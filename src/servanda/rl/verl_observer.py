@@ -165,9 +165,8 @@ def labels_of(columns: Mapping[str, Any]) -> dict[str, list[str]]:
     return {"env": _texts(columns["data_source"])} if "data_source" in columns else {}
 
 
-CONTRACT, STATE, DUMP, STOP, RECOMPUTE = (
-    f"SERVANDA_VERL{name}" for name in ("", "_STATE", "_DUMP", "_STOP", "_RECOMPUTE")
-)
+CONTRACT, STATE, DUMP = "SERVANDA_VERL", "SERVANDA_VERL_STATE", "SERVANDA_VERL_DUMP"
+STOP, RECOMPUTE = "SERVANDA_VERL_STOP", "SERVANDA_VERL_RECOMPUTE"
 ACTIVE = "servanda/active"
 _ASKED = "actor_rollout_ref.rollout.calculate_log_probs=True"
 

@@ -10,6 +10,7 @@ from servanda.cli.commands import FIRST
 from servanda.rl.watch.state_file import locked
 from tests.kit import servanda
 from tests.rl.watch.made import state_line
+from tests.rl.watch.test_sinks import Server
 
 TINY = Path(__file__).parents[3] / "examples" / "tiny-dump"
 
@@ -63,6 +64,16 @@ def test_the_stop_file_and_the_state_are_where_they_were_asked_for(path, tmp_pat
     assert json.loads(stop.read_text())["step"] == 1
     assert json.loads(state.read_text())["memory"]["stop"] == 1
     assert "would have stopped at step 1" in done.stdout
+
+
+def test_the_urls_of_receivers_may_be_in_the_environment(path, monkeypatch):
+    """As secrets they are no arguments."""
+    path.write_text(state_line(1, "violated", tv=0.05))
+    with Server() as server:
+        for name in ("SLACK", "WEBHOOK"):
+            monkeypatch.setenv(f"SERVANDA_WATCH_{name}", server.url)
+        assert servanda("watch", path, "--once").exit_code == 1
+    assert sorted("servanda" in body for _, body in server.got) == [False, True]
 
 
 def test_a_second_watch_on_one_state_is_refused(path, tmp_path):

@@ -457,13 +457,13 @@ def test_a_busy_leader_holds_up_nobody_else():
         assert gate.wait(WAIT_S)
 
     leader.wait = wait
-    with live(leader, follows=4) as client:
+    with live(leader, follows=2) as client:
         answers = []
 
         def follow():
             answers.append(client.post("/v1/follow", json=FOLLOW, headers=bearer("gateway")))
 
-        threads = [threading.Thread(target=follow) for _ in range(4)]
+        threads = [threading.Thread(target=follow) for _ in range(2)]
         for thread in threads:
             thread.start()
         for _ in threads:
@@ -476,7 +476,7 @@ def test_a_busy_leader_holds_up_nobody_else():
         gate.set()
         for thread in threads:
             thread.join()
-        assert [a.status_code for a in answers] == [200] * 4
+        assert [a.status_code for a in answers] == [200] * 2
 
 
 def test_requests_beyond_the_limit_are_told_to_ask_again():

@@ -238,7 +238,10 @@ class Limits:
 
 
 class Flights:
-    """Requests in flight, of which a key has a share, so that others are answered."""
+    """Requests in flight, of which a key has a share, so that others are answered.
+
+    The last third is for keys that have none in flight: a few keys together cannot take all.
+    """
 
     def __init__(self, most: int, per_key: int) -> None:
         self._most, self._per_key = most, per_key
@@ -246,12 +249,13 @@ class Flights:
 
     def refusal(self, key: str) -> Response | None:
         """The refusal of one more request of a key; None if there is room for it."""
-        if self._of[key] >= self._per_key:
-            message, hint = "too many requests of this key at a time", "wait for one of them"
-            return error_reply(429, ServandaError(message, hint=hint), {"retry-after": "1"})
-        if self._of.total() >= self._most:
+        own, free = self._of[key], self._most - self._of.total()
+        if free <= 0:
             error = ServandaError("too many requests at a time", hint="ask again")
             return error_reply(503, error, {"retry-after": "1"})
+        if own >= self._per_key or (own and free <= self._most // 3):
+            message, hint = "too many requests of this key at a time", "wait for one of them"
+            return error_reply(429, ServandaError(message, hint=hint), {"retry-after": "1"})
         return None
 
     @contextmanager
