@@ -19,7 +19,7 @@ BUDGET = {
     "judgement": 13294,
     "engines": 15008,
     "report": 4800,
-    "runner": 7161,
+    "runner": 7160,
     "rl": 23606,
     "authoring": 5766,
     "cli": 6758,

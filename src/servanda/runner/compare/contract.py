@@ -27,14 +27,13 @@ from servanda.runner.compare.prompts import (
     SHIPPED,
     answer_lengths,
     golden_of,
-    prompt_ids,
     prompts_of,
     read_corpus,
     shipped,
 )
 from servanda.runner.compare.sides import Sides, fitting_preset, roles, sides_of, who
 from servanda.runner.measurement import Watch, unwatched
-from servanda.runner.probe import Engines, probe
+from servanda.runner.probe import Engines, encoded, probe
 from servanda.theory.stats.interval import units_at_best
 from servanda.traces.corpus import Corpus
 
@@ -144,7 +143,7 @@ def prepare(options: Options, engines: Engines) -> Comparison:
     key += [read_corpus(options.golden).digest if options.golden else ""]
     slug = f"{_slug(options.b)}-vs-{_slug(options.a)}"[:60].strip("-.") + f"-{digest_of(key)[:6]}"
     folder = options.run_dir or run.RUNS / slug
-    ids = prompt_ids(corpus, sides, engines)
+    ids = encoded(corpus, engines.get(sides.infer, "infer"), sampling.max_new_tokens)
     answers = answer_lengths(folder / CONTRACT, ids, sampling, sides, engines)
     rules, left_out = starting_slices(
         corpus,

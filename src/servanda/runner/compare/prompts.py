@@ -13,7 +13,7 @@ from servanda.contract.workload import WorkloadSampling
 from servanda.errors import ContractError, MeasurementError
 from servanda.runner import load
 from servanda.runner.compare.sides import Sides
-from servanda.runner.probe import Engines, encoded
+from servanda.runner.probe import Engines
 from servanda.runner.round_files import in_order
 from servanda.theory.sampling import uniforms
 from servanda.traces.corpus import Corpus
@@ -84,11 +84,6 @@ def read_corpus(path: Path) -> Corpus:
 
 _LOOKS = 32  # responses that are sampled for their lengths
 DREW = "Tokens of the answers that were drawn to choose depths:"
-
-
-def prompt_ids(corpus: Corpus, sides: Sides, engines: Engines) -> Sequence[Sequence[int]]:
-    """Token ids of every line."""
-    return encoded(corpus, engines.get(sides.infer, "infer"))
 
 
 def answer_lengths(
