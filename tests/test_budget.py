@@ -29,8 +29,8 @@ BUDGET = {
 }
 ASIDE = {".html": 466, ".css": 173, ".js": 130, ".c": 198}  # suffix -> lines under src
 # tests: with those of the same steps three ways, of the prices of error, of strangers' contracts,
-# of observers that fail, and of what help texts give as examples
-OUTSIDE = {"tests": 98_604, "benchmarks": 16_000}
+# of observers that fail, of what help texts give as examples, and of the real language model
+OUTSIDE = {"tests": 99_206, "benchmarks": 16_000}
 LONGEST_FILE, LONGEST_FUNCTION = 900, 60
 # functions that are longer; the list only shrinks
 LONG = {
