@@ -64,7 +64,7 @@ RECORDED_TRAINED = ""
 LENGTHS = (1024, 2048, 4096, 8064)  # tokens of the long prompts; 8,192 positions less a response
 OF_EACH_LENGTH = 4
 # of the copy that is trained on
-STEPS, WARM_UP, ROW, RATE, SEED, THREADS = 240, 20, 256, 3e-5, 7, 1
+STEPS, WARM_UP, ROW, RATE, SEED, THREADS = 240, 20, 256, 2e-4, 7, 1
 HELD_OUT_LOSS_MAY_RISE = 0.0  # nats per token
 GRID_LEVELS, GRID_BLOCK, GRID_NEAR = 16, 32, 0.01  # near: a share of the distance of two levels
 ON_GRID_AT_MOST = 0.25  # the share of weights; two of 32 define the grid of their block
