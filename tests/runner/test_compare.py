@@ -463,6 +463,18 @@ def test_prompts_of_another_vocabulary(tables):
         ready(prompts=Path("z.jsonl"))
 
 
+@pytest.mark.parametrize(
+    "verb",
+    [("compare", "table:p.json", "table:q.json"), ("tools", "measure", "table:p.json", "-o", "p")],
+)
+def test_a_line_that_a_kernel_cannot_run_is_named_before_anything_is_drawn(tables, verb):
+    Path("odd.jsonl").write_text('{"token_ids": [1, 2]}\n{"token_ids": [1, 99]}\n')
+    done = servanda(*verb, "--prompts", "odd.jsonl")
+    assert done.exit_code == 2
+    assert "odd.jsonl:2:1: id 99 in a prompt for a vocabulary of 5 ids" in done.stderr
+    assert "odd.jsonl:1" not in done.stderr and not Path("p").exists()
+
+
 @pytest.mark.slow
 @needs_torch
 def test_a_folder_without_a_config(tables):

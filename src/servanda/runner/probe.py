@@ -12,6 +12,7 @@ from servanda.contract.identity import same_policy
 from servanda.contract.model import Kernel
 from servanda.engines.arrow import to_parquet, to_table
 from servanda.engines.base import Engine
+from servanda.judgement.admission import refuse_unfit
 from servanda.judgement.clauses.base import DRAWS, FORMAT
 from servanda.judgement.cost import Lengths, Probe
 from servanda.judgement.plan import Plan
@@ -79,7 +80,7 @@ def probe(plan: Plan, engines: Engines, watch: Watch) -> tuple[Lengths, Probe | 
     watch(Progress("loading the kernels", len(kernels), len(kernels)))
     for side in [*described][1:]:
         same_policy(described["train"], described[side], side)
-    ids = {s.name: encoded(s.corpus, opened["infer"]) for s in plan.schedules}
+    ids = {s.name: encoded(s.corpus, opened["infer"], s.width) for s in plan.schedules}
     lengths = {name: [len(tokens) for tokens in lines] for name, lines in ids.items()}
     if not plan.schedules:
         return lengths, None
@@ -88,11 +89,14 @@ def probe(plan: Plan, engines: Engines, watch: Watch) -> tuple[Lengths, Probe | 
     return lengths, _timed(first, ids[first.name], kernels, opened, draws)
 
 
-def encoded(corpus: Corpus, engine: Engine) -> list[tuple[int, ...]]:
-    """Token ids of every line."""
+def encoded(corpus: Corpus, engine: Engine, width: int | None = None) -> list[tuple[int, ...]]:
+    """Token ids of every line, checked (`refuse_unfit`) if `width` new tokens are asked for."""
     prompts = corpus.prompts
     texts = iter(engine.encode([p.text for p in prompts if p.token_ids is None]))
-    return [tuple(p.token_ids or next(texts)) for p in prompts]
+    ids = [tuple(p.token_ids or next(texts)) for p in prompts]
+    if width is not None:
+        refuse_unfit(corpus, ids, width, [engine.describe()])
+    return ids
 
 
 def _timed(

@@ -357,6 +357,6 @@ def bisect_kernels(
     a, b = engines
     _classes(a, b)  # before anything is drawn
     corpus = read_corpus(prompts or shipped(SHIPPED))
-    ids = encoded(corpus, b)
+    ids = encoded(corpus, b, width)
     chosen = np.linspace(0, len(ids) - 1, min(sequences, len(ids))).round().astype(int)
     return bisect_modules(a, b, drawn(b, [ids[i] for i in chosen], width), path, watch=watch)

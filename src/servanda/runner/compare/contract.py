@@ -102,11 +102,6 @@ _LOOKS = 32  # responses that are sampled for their lengths
 DREW = "Tokens of the answers that were drawn to choose depths:"
 
 
-def prompt_ids(corpus: Corpus, sides: Sides, engines: Engines) -> Sequence[Sequence[int]]:
-    """Token ids of every line."""
-    return encoded(corpus, engines.get(sides.infer, "infer"))
-
-
 def answer_lengths(
     contract_file: Path,
     ids: Sequence[Sequence[int]],
@@ -240,7 +235,7 @@ def prepare(options: Options, engines: Engines) -> Comparison:
     key += [read_corpus(options.golden).digest if options.golden else ""]
     slug = f"{_slug(options.b)}-vs-{_slug(options.a)}"[:60].strip("-.") + f"-{digest_of(key)[:6]}"
     folder = options.run_dir or run.RUNS / slug
-    ids = prompt_ids(corpus, sides, engines)
+    ids = encoded(corpus, engines.get(sides.infer, "infer"), sampling.max_new_tokens)
     answers = answer_lengths(folder / CONTRACT, ids, sampling, sides, engines)
     rules, left_out = starting_slices(
         corpus,

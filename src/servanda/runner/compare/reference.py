@@ -70,9 +70,10 @@ def make_pack(plan: Plan, kernel: Kernel, out: Path, *, open: Open, watch: Watch
     with record(engine, out, held) as recorder:
         recorder.describe()
         watch(Progress("loading the kernel", 1, 1))
-        _draw(schedule, kernel, recorder, encoded(schedule.corpus, recorder), watch)
+        ids = encoded(schedule.corpus, recorder, schedule.width)
+        _draw(schedule, kernel, recorder, ids, watch)
         if golden is not None:
-            ids = encoded(golden, recorder)
+            ids = encoded(golden, recorder, 0)
             watch(Progress("golden texts", 0, len(golden)))
             refuse_short(golden, ids)
             batch = text_batch(by_length(ids), ids)
