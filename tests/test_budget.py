@@ -13,24 +13,25 @@ SRC = ROOT / "src" / "servanda"
 
 # lines of *.py, as `ruff format` writes them; templates, styles, scripts and C are counted apart
 BUDGET = {
-    "theory": 6411,
+    "theory": 6533,
     "traces": 1746,
-    "contract": 2701,
-    "judgement": 13229,
+    "contract": 2712,
+    "judgement": 13445,
     "engines": 14956,
     "report": 4800,
-    "runner": 7125,
-    "rl": 23543,
-    "authoring": 5746,
-    "cli": 6702,
+    "runner": 7145,
+    "rl": 23542,
+    "authoring": 5747,
+    "cli": 6737,
     "root": 516,
     "promotion": 4618,
-    "gateway": 14991,
+    "gateway": 14995,
 }
 ASIDE = {".html": 466, ".css": 173, ".js": 130, ".c": 198}  # suffix -> lines under src
 # tests: with those of the same steps three ways, of the prices of error, of strangers' contracts,
-# of observers that fail, and of what help texts give as examples
-OUTSIDE = {"tests": 98_589, "benchmarks": 16_000}
+# of observers that fail, of what help texts give as examples, of exit codes and variables, of the
+# real language model, and of what a number format costs
+OUTSIDE = {"tests": 99_867, "benchmarks": 16_000}
 LONGEST_FILE, LONGEST_FUNCTION = 900, 60
 # functions that are longer; the list only shrinks
 LONG = {
