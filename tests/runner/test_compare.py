@@ -341,6 +341,8 @@ def test_the_cost_counts_the_very_tokens_that_a_run_has(tables):
     units = [u for i in range(8) for u in plan.schedules[0].units(i)]
     assert cost.prompt_tokens == sum(lengths[prompts[u.row].text] for u in units)
     assert cost.sequences == len(units) == 512 and cost.new_tokens_at_most == 512 * 6
+    assert verdict.outcome == "holds" and cost.expected == 256 < cost.sequences
+    assert cost_of(sequences=2000, claim="population")[1].expected > 256
     assert cost.new_tokens == pytest.approx(verdict.tokens / verdict.groups * 512, rel=0.5)
 
 

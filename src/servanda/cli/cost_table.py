@@ -22,10 +22,12 @@ def cost_line(cost: Cost) -> str:
     if cost.new_tokens is not None:
         new = f"about {cost.new_tokens:,}"
     parts = [
+        f"about {count(cost.expected, 'sequence')} if the kernels agree well",
         f"at most {count(cost.sequences, 'sequence')}",
         f"{about}{cost.prompt_tokens:,} prompt + {new} new tokens",
     ]
     if cost.seconds is not None:
+        parts[0] += f", {duration(cost.seconds * cost.expected / cost.sequences)}"
         parts.append(f"about {duration(cost.seconds)} (timed on {count(cost.probed, 'sequence')})")
     if cost.memory_bytes:
         parts.append(f"{_bytes(sum(cost.memory_bytes.values()))} of memory so far")

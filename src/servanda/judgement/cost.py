@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -65,7 +66,8 @@ class Cost:
     """The largest cost of a run; it ends sooner once all is decided.
 
     Args:
-        groups, sequences: number dispatched.
+        groups, sequences: number dispatched at most; `expected`: sequences until all is decided,
+            if the kernels are within half of every limit and all their tokens alike.
         prompt_tokens: of all sequences; `exact`: whether they were tokenised.
         new_tokens: sampled tokens: the maximum, and the estimate of the probe.
         seconds, memory_bytes, disk_bytes: None without a probe.
@@ -73,6 +75,7 @@ class Cost:
 
     groups: int
     sequences: int
+    expected: int
     prompt_tokens: int
     exact: bool
     new_tokens_at_most: int
@@ -112,9 +115,15 @@ def cost_of(plan: Plan, lengths: Lengths | None = None, probe: Probe | None = No
         sequences += len(rows)
         width += len(rows) * schedule.width
     schedules = {s.name: s for s in plan.schedules}
+    decides = tuple(
+        _at_size(plan, c, *_expected(c, schedules[c.workload], prompt_lengths[c.workload], probe))
+        for c in plan.cells
+        if c.kind.certificate and c.workload
+    )
     return Cost(
         groups=sum(s.rounds * s.workload.round for s in plan.schedules),
         sequences=sequences,
+        expected=min(sequences, _until_decided(plan, decides)),
         prompt_tokens=prompt_tokens,
         exact=lengths is not None,
         new_tokens_at_most=width,
@@ -123,14 +132,26 @@ def cost_of(plan: Plan, lengths: Lengths | None = None, probe: Probe | None = No
         memory_bytes={} if probe is None else probe.memory_bytes,
         disk_bytes=None if probe is None else sequences * probe.disk_bytes // probe.sequences,
         probed=0 if probe is None else probe.sequences,
-        decides=tuple(
-            _at_size(
-                plan, c, *_expected(c, schedules[c.workload], prompt_lengths[c.workload], probe)
-            )
-            for c in plan.cells
-            if c.kind.certificate and c.workload
-        ),
+        decides=decides,
     )
+
+
+_HALF = 2  # times the units of identical kernels: what a mean of half the limit needs
+
+
+def _until_decided(plan: Plan, decides: Sequence[Decides]) -> int:
+    """Sequences until every enforced cell holds at half of its limit."""
+    sequences, of = 0, {(d.clause, d.slice): d for d in decides}
+    for schedule in plan.schedules:
+        share = schedule.first / schedule.last
+        for cell in plan.cells:
+            decided = of.get((cell.clause.id, cell.cut.name))
+            best = cell.kind.units_at_best(plan.alpha)
+            if cell.workload == schedule.name and cell.clause.enforced and decided and best:
+                share = max(share, _HALF * best / max(decided.n, 1))
+        rounds = math.ceil(min(share, 1.0) * schedule.rounds)
+        sequences += sum(len(schedule.units(i)) for i in range(rounds))
+    return sequences
 
 
 def _seconds_each(probe: Probe) -> float:

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -160,6 +161,7 @@ class FormatCertificate(Certificate):
     def _words(self, pairs: MeanRatio, look: Interim) -> tuple[str, str]:
         """The class of the difference, and its size beside the cost of the format."""
         low, high = pairs.interval(look.alpha)
+        top = "∞" if math.isinf(high) else f"{high:.2f}"
         class_ = f"differs about as {self.format} rounding does"
         if high <= self.times:
             class_ = f"agrees to {self.format} rounding"
@@ -167,4 +169,4 @@ class FormatCertificate(Certificate):
             class_ = f"differs by more than {self.format} rounding"
         than = "train is from float32" if self.whole else f"train in {self.format} is"
         what = "infer is from float32" if self.whole else "infer is from train"
-        return class_, f"{what} {pairs.value:.2f} [{low:.2f}, {high:.2f}] times as far as {than}"
+        return class_, f"{what} {pairs.value:.2f} [{low:.2f}, {top}] times as far as {than}"
