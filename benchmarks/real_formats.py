@@ -43,7 +43,7 @@ ROOT = Path(__file__).parents[1]
 MODEL = ROOT / ".venvs/real-model/float32"
 PAGE = ROOT / "docs/results/real_model.md"
 TEXTS, TOKENS, ROWS = 24, 160, 8  # a domain's texts are joined and cut; texts of a batch
-LIMIT, TIMES, CELLS, DRAWS, FIRST_SEED = 0.010, 1.25, 12, 2, 100
+LIMIT, TIMES, CELLS, DRAWS, FIRST_SEED = 0.010, 1.25, 12, 6, 100
 ALPHA = attempt_alpha(0.05, 1)
 DTYPES = ("float32", "bfloat16", "float16")
 KERNELS = {
@@ -170,12 +170,12 @@ def terms(
     }
 
 
-def answer(found: Mapping[str, NDArray[np.float64]], whole: bool) -> Any:
+def answer(found: Mapping[str, NDArray[np.float64]], whole: bool, format_: str = "bfloat16") -> Any:
     """The verdict of the clause on all tokens."""
     process = LogMoment.of(found["own"])
     pairs = MeanRatio.of_units(found["x"], found["y"], ratios(TIMES))
     growth = process.below_growth(LIMIT), process.above_growth(LIMIT)
-    kind = FormatCertificate(Feed(LIMIT), TIMES, "bfloat16", whole)
+    kind = FormatCertificate(Feed(LIMIT), TIMES, format_, whole)
     about = {"id": "whole", "metric": "tv", "aggregate": "mean", "at_most": LIMIT}
     cell = Cell(
         Clause.model_validate(about), "statistical", (), Cut("all"), "realised", TOKENS, kind, "w"
@@ -238,7 +238,8 @@ def measure() -> dict[str, Any]:
     found["kernels"] = {n: _row(joined(p), domains) for n, p in table_parts.items()}
     found["pairs"] = []
     for (a, b), (_, whole) in PAIRS.items():
-        verdict, pairs = answer(joined(pair_parts[a, b]), whole)
+        format_ = "bfloat16" if "bfloat16" in a + b else "float16"
+        verdict, pairs = answer(joined(pair_parts[a, b]), whole, format_)
         found["pairs"].append([a, b, verdict.value, pairs.value, verdict.rounding, *_end(verdict)])
     found["faults"] = [_faulted(of, name, goal) for name in FAULTS]
     return found
