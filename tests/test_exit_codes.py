@@ -14,7 +14,7 @@ import pytest
 from scripts.reference import codes_of
 
 from servanda.cli.main import main
-from servanda.promotion.run import record
+from servanda.promotion.run import history as runs
 from servanda.runner.compare.selftest import SelftestCase
 from tests.gateway.controller.web import fake
 from tests.gateway.controller.web.serving import KEY, live
@@ -127,7 +127,7 @@ ALL = [(name, int(code)) for name in COMMANDS for code in stated(name) if code n
 @pytest.mark.parametrize(("name", "code"), [end for end in ALL if end not in ELSEWHERE])
 def test_a_call_ends_with_each_code_of_its_help(prepared, name, code, monkeypatch, tmp_path):
     monkeypatch.chdir(shutil.copytree(prepared, tmp_path / "own", symlinks=True))
-    monkeypatch.setattr(record, "approve_run", lambda _, history, **__: history)  # none is awaited
+    monkeypatch.setattr(runs, "approve_run", lambda _, history, **__: history)  # none is awaited
     monkeypatch.setenv("SERVANDA_ADMIN_KEY", KEY["admin"])
     cases = [SelftestCase("itself", True, made.VERDICTS[OUTCOMES[code]])]
     monkeypatch.setattr("servanda.cli.selftest.selftest", lambda *_, **__: iter(cases))

@@ -5,12 +5,12 @@ import re
 from pathlib import Path
 
 import pytest
-from servanda.judgement.lint.runtime import RUNTIME_METRICS
 
 from servanda.cli.commands import HINTS
 from servanda.contract.model import Contract
 from servanda.judgement.clauses.base import GUARDS
 from servanda.judgement.clauses.chain_metrics import CHAIN
+from servanda.judgement.lint.sections import RUNTIME_METRICS
 from servanda.rl.sync_drill.diagnosis import CAUSES
 from servanda.runner.relations.run import NAMES
 from servanda.theory.divergence.base import DIVERGENCES
