@@ -52,7 +52,7 @@ def digest(value) -> str:
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
-_UNNAMED = ("where", "note", "reason", "steps")
+_UNNAMED = ("rounding", "where", "note", "reason", "steps")
 
 
 def place(cell: dict) -> str:

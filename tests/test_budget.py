@@ -16,13 +16,13 @@ BUDGET = {
     "theory": 6533,
     "traces": 1746,
     "contract": 2712,
-    "judgement": 13445,
+    "judgement": 13468,
     "engines": 14956,
     "report": 4800,
     "runner": 7145,
     "rl": 23542,
     "authoring": 5747,
-    "cli": 6737,
+    "cli": 6739,
     "root": 516,
     "promotion": 4618,
     "gateway": 14995,
@@ -31,7 +31,7 @@ ASIDE = {".html": 466, ".css": 173, ".js": 130, ".c": 198}  # suffix -> lines un
 # tests: with those of the same steps three ways, of the prices of error, of strangers' contracts,
 # of observers that fail, of what help texts give as examples, of exit codes and variables, of the
 # real language model, and of what a number format costs
-OUTSIDE = {"tests": 99_867, "benchmarks": 16_000}
+OUTSIDE = {"tests": 99_870, "benchmarks": 16_000}
 LONGEST_FILE, LONGEST_FUNCTION = 900, 60
 # functions that are longer; the list only shrinks
 LONG = {

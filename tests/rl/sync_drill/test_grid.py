@@ -129,7 +129,7 @@ def test_the_command_prints_the_page(monkeypatch, capsys, tmp_path):
     made = result(*EVERY)
     monkeypatch.setattr("servanda.rl.sync_drill.drill.preflight", lambda *_, **__: made)
     monkeypatch.setattr("servanda.rl.trainer_drill.trainee_of", lambda found: found)
-    monkeypatch.setattr("servanda.cli.preflight.opened", lambda _: print("a banner"))
+    monkeypatch.setattr("servanda.rl.sync_drill.user_module.opened", lambda _: print("a banner"))
 
     with pytest.raises(SystemExit) as ended:
         main(["preflight", "x.py:y", "--quiet", "--format", "html"], standalone_mode=False)
