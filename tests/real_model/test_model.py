@@ -92,9 +92,10 @@ def test_bfloat16_is_float32_rounded_and_moves_the_distribution_as_much_as_was_m
         for ids in (tokenizer(text).input_ids for text in PLAIN)
     ]
     tv_N = torch.cat(tv)
-    # .0175 on this machine; processors with bfloat16 instructions round elsewhere
-    assert 0.010 < float(tv_N.mean()) < 0.025
-    assert float(tv_N.max()) < 0.15
+    # .0215 and .140 where this was written, of 60 positions; float16 moves it a tenth as much, and
+    # processors with bfloat16 instructions round elsewhere
+    assert 0.010 < float(tv_N.mean()) < 0.035
+    assert float(tv_N.max()) < 0.3
 
 
 # the tokenizer
