@@ -21,8 +21,8 @@ BUDGET = {
     "report": 4800,
     "runner": 7145,
     "rl": 23542,
-    "authoring": 5747,
-    "cli": 6739,
+    "authoring": 5535,
+    "cli": 6612,
     "root": 516,
     "promotion": 4618,
     "gateway": 14995,
@@ -30,7 +30,7 @@ BUDGET = {
 ASIDE = {".html": 466, ".css": 173, ".js": 130, ".c": 198}  # suffix -> lines under src
 # tests: with those of the same steps three ways, of prices, of strangers' contracts, of observers
 # that fail, of what help texts state, of the real language model, and of a number format's cost
-OUTSIDE = {"tests": 99_871, "benchmarks": 16_000}
+OUTSIDE = {"tests": 99_685, "benchmarks": 16_000}
 LONGEST_FILE, LONGEST_FUNCTION = 900, 60
 # functions that are longer; the list only shrinks
 LONG = {

@@ -190,7 +190,6 @@ PRINTS = {
     "contract plan": ["toy.kernelcontract.yaml"],
     "contract presets": [],
     "contract diff": ["toy.kernelcontract.yaml", "other.kernelcontract.yaml"],
-    "contract list": ["."],
     "promotion status": ["--ledger", "new.jsonl"],
     "promotion can-promote": ["toy.kernelcontract.yaml", "--to", "canary"],
     "promotion ledger verify": [],
@@ -353,7 +352,6 @@ def test_a_hyphen_is_a_stream_or_refused_and_never_a_file(folder):
         ["promote", "toy.kernelcontract.yaml", "--ledger", "-"],
         ["watch", "run", "--series", "-"],
         ["check", "toy.kernelcontract.yaml", "--record", "-"],
-        ["contract", "list", "-"],
         ["contract", "test", "-"],
     ],
 )

@@ -48,7 +48,6 @@ ENDS = {
     ("contract init", 0): "new.kernelcontract.yaml",
     ("contract schema", 0): "",
     ("contract diff", 1): f"strict.kernelcontract.yaml {TOY}",
-    ("contract list", 1): "clash",
     ("contract test", 0): "toy.kerneltest.yaml",
     ("contract test", 1): "wrong.kerneltest.yaml",
     ("contract test", 3): "toy.kerneltest.yaml --faults --max-time 1ms --quiet",
@@ -98,7 +97,7 @@ def prepared(folder):  # noqa: F811
     toy = Path(TOY).read_text()
     table = {**json.loads(Path("p.json").read_text()), "rows": {"": [0.1, 0.5, 0.2, 0.1, 0.1]}}
     far = toy.replace("q.json", "far.json").replace("name: toy", "name: far")
-    other = {"few": ("2000", "300"), "strict": ("0.05", "1e-7"), "clash/b": ("0.05", "0.06")}
+    other = {"few": ("2000", "300"), "strict": ("0.05", "1e-7")}
     changed = {name: toy.replace(*words) for name, words in other.items()}
     tested = "apiVersion: servanda.dev/v1alpha1\nkind: ContractTest\nmetadata: {name: t}\n"
     tested += f"contract: {TOY}\ncases: [{{name: a, expect: [{{after: 0, verdict: VERDICT}}]}}]\n"
@@ -109,7 +108,7 @@ def prepared(folder):  # noqa: F811
         "wrong.kerneltest.yaml": tested.replace("VERDICT", "holds"),
         **{f"{outcome}.jsonl": state_line(1, outcome) for outcome in OUTCOMES.values()},
     }
-    contracts = {"far": far, "clash/a": toy, **changed}
+    contracts = {"far": far, **changed}
     files |= {f"{name}.kernelcontract.yaml": text for name, text in contracts.items()}
     for name, text in files.items():
         Path(name).parent.mkdir(exist_ok=True)

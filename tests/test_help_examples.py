@@ -46,7 +46,6 @@ CALLS = {
     ),
     "contract presets": ("",),
     "contract diff": (f"{TOY} other.kernelcontract.yaml", TOY),
-    "contract list": ("other",),
     "contract calibrate": ("runs/first", "examples/tiny-dump --save-reference x.json"),
     "contract test": ("examples/tiny-int8.kerneltest.yaml",),
     "promotion status": (LEDGER,),

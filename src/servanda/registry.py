@@ -97,9 +97,9 @@ class Registry(Mapping[str, T]):
 
         The package is not imported.
         """
-        if name in self._reserved or (name in self._filled() and self._offers is None):
-            return None  # of a thing of a plug-in, `_offers` was read before
-        offers = self._offered().get(name)
+        # the plug-in of a thing that is registered was looked for before
+        registered = name in self._reserved or name in self._filled()
+        offers = ((self._offers or {}) if registered else self._offered()).get(name)
         return _package(offers[0]) if offers else None
 
     def load(self, name: str) -> bool:

@@ -28,7 +28,6 @@ GROUPS: dict[str, tuple[str, dict[str, str]]] = {
             "calibrate": "Print the smallest limits that kernels like those of RUN keep.",
             "presets": "List the presets of limits, for `compare` and for dumps, or print one.",
             "diff": "Compare two versions of a contract: which promises changed.",
-            "list": "List the contracts of a folder by name and version.",
             "test": "Test contracts: does each give the expected answer on given data?",
         },
     ),
@@ -115,10 +114,6 @@ CODES = {
     ),
     "contract lint": "0 no problem; 2 a problem, or the call is wrong; 4 it failed",
     "contract diff": f"0 nothing breaks; 1 something breaks; 2 {_WRONG}; 4 it failed",
-    "contract list": (
-        "0 no conflict; 1 two files are one version and say different things; 2 the call is "
-        "wrong, a file cannot be read, or there is none; 4 it failed"
-    ),
     "contract test": (
         f"0 every case passes; 1 a case fails, or with --faults a contract; 2 {_WRONG}; 3 with "
         "--faults: the time was over before the answer; 4 with --faults: measuring failed"
@@ -165,6 +160,7 @@ HINTS = {
     "for texts alone, use a test that needs only text",
     "history": "keep the verdict.json of each run, or log its values to a tracker; `servanda tools "
     "report RUN_DIR` renders one run",
+    "list": "`servanda contract lint FILE...`, or `servanda contract diff OLD NEW`",
     "packs": "a baseline file is one file: store it with huggingface_hub, oras or any object "
     "store, and sign it with `ssh-keygen -Y sign`",
     "upgrade": "a ledger has one schema: start a new ledger where one is refused",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import click
@@ -14,7 +14,7 @@ from servanda.cli.stdout import show, show_json
 from servanda.contract.model import Contract
 from servanda.contract.stages import course_of
 from servanda.engines.foreign_code import code_of, keys_of
-from servanda.errors import ContractError, Problem
+from servanda.errors import ContractError, Problem, Where
 from servanda.judgement import plan as planning
 from servanda.report.format import count
 from servanda.report.github import annotation
@@ -28,6 +28,7 @@ class Linted:
     file: str
     problems: tuple[Problem, ...] = ()
     name: str = ""
+    version: str = ""
     digest: str = ""
     clauses: int = 0
     cells: int | None = None
@@ -75,6 +76,7 @@ def read(file: str) -> Linted:
     return Linted(
         file,
         name=contract.metadata.name,
+        version=contract.metadata.version,
         digest=contract.digest,
         clauses=sum(1 for _ in contract.clauses()),
         cells=cells,
@@ -103,11 +105,20 @@ def _cells(contract: Contract) -> tuple[int | None, str]:
 @shared("--format", type=click.Choice(["text", "json", "github"]))
 @shared("--no-code")
 def lint(files: tuple[str, ...], format_: str) -> None:
-    """Print every problem of the contracts in FILE...; - reads standard input.
+    """Print every problem of the contracts in FILE..., and of two that are one version.
 
-    Nothing is measured.
+    Nothing is measured; - reads standard input.
     """
-    linted = [read(file) for file in files]
+    linted: list[Linted] = []
+    for file in dict.fromkeys(files):
+        now = read(file)
+        named = (now.name, now.version)
+        same = next((one for one in linted if (one.name, one.version) == named), now)
+        if same.digest != now.digest:
+            clash = f"{now.name} {now.version} is another contract in {same.file}"
+            hint = "give one of the two another metadata.version"
+            now = replace(now, problems=(Problem(clash, Where(file, 1, 1), hint),))
+        linted.append(now)
     if format_ == "json":
         show_json([file.to_dict() for file in linted])
     elif format_ == "github":

@@ -71,7 +71,6 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "contract presets": ("", "--show fp8"),
     "contract diff": ("old.yaml new.yaml", "old.yaml new.yaml --reader producer"),
-    "contract list": ("contracts", "contracts --format json"),
     "contract test": ("tests/my.kerneltest.yaml", "tests --faults --fault bf16_positions"),
     "promotion status": ("--ledger runs/ledger.db", "--format json"),
     "promotion can-promote": (

@@ -178,8 +178,8 @@ PAGE = ROOT / "docs" / "how-to" / "contract_tests.md"
 
 def test_the_tests_of_the_page_are_read():
     texts = blocks(PAGE, "yaml")
-    assert len(texts) == 3
-    assert [len(read_tests(text, "page")) for text in texts] == [1, 1, 1]
+    assert len(texts) == 2
+    assert [len(read_tests(text, "page")) for text in texts] == [1, 1]
 
 
 @pytest.mark.slow

@@ -118,13 +118,6 @@ def test_a_series_that_cannot_be_read_is_shown_with_a_caret_at_its_character():
             "clock",
         ),
         (
-            "    traffic",
-            "    recorded: runs/x\n    traffic",
-            "9:5",
-            "a recorded run has data",
-            "remove",
-        ),
-        (
             "    expect:\n      - {after: 20,",
             "    clock: {every: 1m, groups: 4}\n    acts: [{at: 6m, approve: a}]\n    expect:\n"
             "      - {at: 5m,",

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from servanda.authoring.contract_test.files import prepare_tests, read_tests, run_test
-from servanda.errors import ContractError, EvidenceError
+from servanda.authoring.contract_test.files import read_tests, run_test
+from servanda.errors import ContractError
 from servanda.runner import load
 from servanda.theory.stats.bets import weights_below
 from servanda.theory.stats.log_moment import LogMoment
@@ -412,78 +412,8 @@ def test_a_folder_of_tests_without_any_is_refused(tmp_path):
         files_of([tmp_path])
 
 
-# recorded runs
-
-FIRST = "slices: [{name: first, split: labels.first}]"
-
-
-@pytest.fixture
-def run_of(tmp_path):
-    """A run that was measured, beside the tests of its contract."""
-    from servanda.runner import run
-
-    written(tmp_path, case('"0x40"', "{verdict: holds}"), limit=0.1, slices=FIRST)
-    path = tmp_path / "toy.kernelcontract.yaml"
-    verdict = run.check(path, run_dir=tmp_path / "runs" / "one", open=run.in_process)
-    return tmp_path, path, verdict
-
-
-def recorded(folder, *expect, contract="toy.kernelcontract.yaml"):
-    text = case("", *expect, more="recorded: runs/one")
-    (one,) = prepare_tests(written(folder, text, contract=contract))
-    return one
-
-
-@pytest.mark.slow
-def test_a_recorded_run_is_judged_again_number_for_number(run_of):
-    folder, _, verdict = run_of
-    found = recorded(folder, f"{{verdict: {verdict.outcome}}}").run()
-    assert found.passed
-    again = found.cases[0].expectations[0].verdict
-    # where a clause stands in a text is no part of its answer
-    assert again.cells == verdict.cells and again.groups == verdict.groups
-
-
-@pytest.mark.slow
-def test_yesterdays_record_is_judged_by_todays_contract(run_of):
-    folder, path, verdict = run_of
-    assert verdict.outcome == "holds"
-    path.write_text(path.read_text().replace("at_most: 0.1}", "at_most: 0.012}"))
-    expect = ("{after: 32, verdict: inconclusive}", "{verdict: inconclusive}")
-    found = recorded(folder, *expect).run()
-    assert found.cases[0].expectations[0].groups == 32
-    assert found.passed
-    assert cell_of(found, "tv on all").limit == 0.012
-
-
-def test_a_look_beyond_a_record_and_a_record_that_is_not_there_are_refused(run_of):
-    folder, _, verdict = run_of
-    with pytest.raises(ContractError, match=f"runs/one has {verdict.groups} prompt groups"):
-        recorded(folder, "{after: 1999, verdict: holds}").run()
-    text = case("", "{verdict: holds}", more="recorded: runs/none")
-    with pytest.raises(ContractError, match="runs/none is no run directory") as caught:
-        prepare_tests(written(folder, text))
-    assert caught.value.problems[0].where.line == 9
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ("seed: 1", "seed: 2", "drew other prompts than this contract would"),
-        ("samples: 1", "samples: 2", "drew other prompts than this contract would"),
-        ("prompts: prompts.jsonl", "prompts: other.jsonl", "was measured on other prompts"),
-    ],
-)
-def test_a_record_of_other_draws_is_refused(run_of, old, new, message):
-    folder, path, _ = run_of
-    (folder / "other.jsonl").write_text('{"prompt": "a", "labels": {"first": "a"}}\n')
-    path.write_text(path.read_text().replace(old, new))
-    with pytest.raises(EvidenceError, match=message):
-        recorded(folder, "{verdict: holds}").run()
-
-
 def test_the_pure_part_is_handed_what_it_reads(tmp_path):
-    """Texts, corpora and recordings are arguments; no file is opened."""
+    """Texts and corpora are arguments; no file is opened."""
     file = written(tmp_path, case('"0x60"', "{verdict: inconclusive}"))
     (test,) = read_tests(file.read_text(), "t")
     contract = load.load(tmp_path / "toy.kernelcontract.yaml")

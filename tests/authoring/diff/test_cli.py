@@ -1,15 +1,19 @@
-# `servanda contract diff` and `servanda contract list`: what they print, and how they exit.
+# `servanda contract diff`: what it prints and how it exits; and two files that are one version.
 
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from servanda.cli.main import main
 from tests.contract.test_messages import GOOD
+
+ROOT = Path(__file__).parents[3]
 
 
 def servanda(*arguments, stdin=None):
@@ -257,124 +261,21 @@ def test_a_kind_that_is_misspelt_is_a_misspelt_kind(folder):
     assert "kind cannot be 'KernelContrakt'" in done.output
 
 
-# list
+# several at once
 
 
-def shelf(folder, *names):
-    path = folder / "contracts"
-    path.mkdir()
-    return [str(path / f"{name}.kernelcontract.yaml") for name in names]
+def test_two_contracts_of_one_version_that_differ_are_a_problem(folder):
+    shutil.copytree(ROOT / "examples/audit", folder, dirs_exist_ok=True)
+    good = (folder / "toy.kernelcontract.yaml").read_text()
+    looser = ("at_most: 0.1}", "at_most: 0.2}")
+    named = ("{name: toy-audit}", "{name: toy-audit, version: 1.1.0}")
+    files = [write("one.yaml", base=good), write("same.yaml", base=f"# comment\n{good}")]
+    files += [write("next.yaml", looser, named, base=good)]
+    assert servanda("contract", "lint", *files).exit_code == 0
 
-
-def test_versions_are_listed_in_order_with_what_changed(folder):
-    first, last, middle = shelf(folder, "b", "a", "c")
-    write(first)
-    write(middle, TIGHTER, ("version: 1.0.0", "version: 1.9.0"))
-    write(
-        last,
-        ("version: 1.0.0", "version: 1.10.0"),
-        ("prompt_groups: [400,", "prompt_groups: [300,"),
-    )
-
-    done = servanda("contract", "list", "contracts")
-
-    assert done.exit_code == 0
-    lines = done.output.split("\n")
-    assert lines[0].startswith("tiny-int8: transformers tiny float32 eager int8_dynamic against ")
-    assert [line.split()[0] for line in lines[1::2] if line] == ["1.0.0", "1.9.0", "1.10.0"]
-    assert lines[1].endswith(f"7 clauses  {first.replace(str(folder) + '/', '')}")
-    assert lines[2] == "      1 tightened, 1 cosmetic; evidence expires: measure again"
-    assert lines[4] == "      2 loosened, 1 cosmetic; evidence expires: measure again"
-
-
-def test_a_change_of_kernels_is_shown(folder):
-    old, new = shelf(folder, "a", "b")
-    write(old)
-    write(new, NEXT, ("quantization: int8_dynamic", "quantization: w8a8"))
-
-    done = servanda("contract", "list", "contracts")
-
-    assert "      1 retargeted, 1 cosmetic; evidence expires: measure again\n" in done.output
-    assert "      now transformers tiny float32 eager w8a8 against" in done.output
-
-
-def test_two_contracts_of_one_version_that_differ_are_a_problem_and_other_names_are_none(folder):
-    one, two, same = shelf(folder, "a", "b", "c")
-    write(one)
-    write(two, LOOSER, ("name: tiny-int8", "name: another"))
-
-    done = servanda("contract", "list", "contracts")
-
-    assert done.exit_code == 0
-    names = [line.split(":")[0] for line in done.output.split("\n") if line[:1].isalpha()]
-    assert names == ["another", "tiny-int8"]
-
-    write(two, LOOSER)
-    write(same, LOOSER, ("metadata: {", "metadata: {title: other, "))
-    done = servanda("contract", "list", "contracts")
-
-    assert done.exit_code == 1
-    said = "  ! two contracts are tiny-int8 1.0.0 and say different things: "
-    assert done.output.count(said) == 1
-    assert "hint: give one of them another metadata.version" in done.output
-
-
-def test_what_does_not_read_is_shown_with_its_first_problem(folder):
-    good, bad, worse, link = shelf(folder, "a", "b", "c", "d")
-    (folder / link).symlink_to("nowhere")
-    write(good)
-    write(bad, ("metric: tv,", "metric: vt,"), ("at_most: 0.6", "at_most: -1"))
-    (folder / worse).write_text("kind: ContractTest\n")
-
-    done = servanda("contract", "list", "contracts")
-
-    assert done.exit_code == 2
-    assert "  1.0.0  " in done.output
-    assert "b.kernelcontract.yaml does not read, the first of 2 problems:\n" in done.output
-    assert "can never hold" in done.output
-    assert "no metric is named" not in done.output
-    assert "this is a ContractTest" in done.output
-    assert "cannot be read" in done.output
-
-
-def test_the_list_as_json(folder):
-    old, new, bad = shelf(folder, "a", "b", "c")
-    write(old)
-    write(new, TIGHTER, NEXT)
-    (folder / bad).write_text("")
-
-    done = servanda("contract", "list", "contracts", "--format", "json")
-
-    data = json.loads(done.output)
-    (found,) = data["contracts"]
-    assert done.exit_code == 2
-    assert [v["version"] for v in found["versions"]] == ["1.0.0", "1.1.0"]
-    assert found["problems"] == []
-    assert found["steps"][0]["evidence"] == "expires"
-    assert found["steps"][0]["changes"][0] == {
-        "kind": "tightened",
-        "place": "statistical.tv.at_most",
-        "what": "0.02 -> 0.01",
-    }
-    assert data["unread"][0]["file"] == "contracts/c.kernelcontract.yaml"
-    assert "the contract is empty" in data["unread"][0]["problems"][0]
-
-
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("empty", "no *.kernelcontract.yaml lies under empty\n  hint: servanda contract init FILE"),
-        ("none", "none is not there\n  hint: give a folder of contracts"),
-        ("file.yaml", "file.yaml is no folder\n  hint: servanda contract lint file.yaml"),
-    ],
-)
-def test_a_folder_without_contracts_is_not_a_green_one(folder, name, said):
-    (folder / "empty" / "x.kernelcontract.yaml").mkdir(parents=True)
-    write("file.yaml")
-
-    done = servanda("contract", "list", name)
-
-    assert done.exit_code == 2
+    done = servanda("contract", "lint", *files, write("other.yaml", looser, base=good))
+    said = "other.yaml:1:1: toy-audit 0.0.0 is another contract in one.yaml\n  hint: give one of"
+    assert done.exit_code == 2 and done.output.count("hint") == 1
     assert said in done.output
 
 

@@ -1,4 +1,4 @@
-# The data of a case as evidence, per evaluation: synthetic rounds, or those of a recorded run.
+# The data of a case as evidence, per evaluation, in synthetic rounds.
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from servanda.authoring.contract_test.series import Chance, Series
 from servanda.contract.identity import EvidenceKey
 from servanda.contract.model import WHOLE
 from servanda.contract.stages import course_of
-from servanda.errors import ContractError, EvidenceError, Problem
+from servanda.errors import ContractError, Problem
 from servanda.judgement.clause_kinds import Later
 from servanda.judgement.clauses.base import DRAWS, SELVES, Cell, Source
 from servanda.judgement.clauses.guards import Coverage, Windows
@@ -34,12 +34,12 @@ from servanda.judgement.clauses.service_level import (
     LoadRun,
 )
 from servanda.judgement.evidence import Evidence, GoldenRun, Round, weigh, weigh_golden, weigh_once
-from servanda.judgement.plan import Plan, make_plan
+from servanda.judgement.plan import Plan
 from servanda.judgement.schedule import Schedule, Unit
 from servanda.judgement.slices.columns import columns
 from servanda.judgement.slices.rules import Cut, cuts_of
 from servanda.registry import did_you_mean, quoted
-from servanda.theory.divergence.base import DIVERGENCES, OF_EXPERTS
+from servanda.theory.divergence.base import DIVERGENCES
 from servanda.theory.divergence.calibration import CALIBRATION
 from servanda.theory.stats.agreement import Agreement
 from servanda.traces.latency import Timing
@@ -127,8 +127,7 @@ def _expectation(
         hint = f"known: {', '.join(legs)}"
         message = f"the promotion has no leg {quoted(expectation.leg)}"
         yield Problem(message, test.where(*path, "leg"), hint)
-    if case.recorded is None:
-        yield from _sizes(test, plan, case, path, expectation)
+    yield from _sizes(test, plan, case, path, expectation)
 
 
 def _sizes(
@@ -526,19 +525,6 @@ _MADE = "rehearsed"  # instead of a kernel's digest: no kernel ran
 
 
 @dataclass(frozen=True)
-class Recording:
-    """The measurements of a run, to be judged by another contract on the same prompts and samples.
-
-    Args:
-        key: its evidence key; golden, rounds: the measurements, rounds in order.
-    """
-
-    key: EvidenceKey
-    golden: GoldenRun | None
-    rounds: tuple[Round, ...]
-
-
-@dataclass(frozen=True)
 class Data:
     """The data of a case.
 
@@ -584,8 +570,7 @@ class GrowingEvidence:
                 self._closed += self._weighed(self.data.round(schedule, index))
             if rest:
                 cut += self._weighed(first_groups(self.data.round(schedule, whole), rest))
-        evidence = self._closed + cut
-        return _as_written(evidence) if evidence.key.train == _MADE else evidence
+        return _as_written(self._closed + cut)
 
     def _weighed(self, measured: Round) -> Evidence:
         return weigh(self.data.plan, self._closed.key, [measured])
@@ -669,73 +654,3 @@ def synthetic_data(test: ContractTest, i: int, plan: Plan, leg: str = "", first:
     # a step may end before each of its slices was met
     done = {} if leg else {"done": refuse_unfollowed}
     return Data(plan, once, make_round, min(lengths, default=0), lacks, **done)
-
-
-def recorded_data(test: ContractTest, i: int, plan: Plan, run: Recording) -> Data:
-    """The data of a case with a recorded run.
-
-    Raises:
-        EvidenceError: the run has other prompts or samples.
-        ContractError: on evaluation: the run has fewer prompt groups.
-    """
-    case = test.cases[i]
-    plan = make_plan(plan.contract, plan.corpora, plan.golden, attempt=run.key.attempt)
-    if plan.texts != run.key.corpus:
-        raise EvidenceError(
-            f"{case.recorded} was measured on other prompts or golden texts than this contract "
-            "names",
-            hint="judge it by a contract of the same files, or measure again",
-        )
-    lacks = [_lacks(cell, run) for cell in plan.cells]
-    plan = without(plan, lacks)
-    schedules = {schedule.name: schedule for schedule in plan.schedules}
-    for measured in run.rounds:
-        schedule = schedules.get(measured.workload)
-        if schedule is None or schedule.units(measured.index) != measured.units:
-            raise EvidenceError(
-                f"{case.recorded} drew other prompts than this contract would: its workloads, "
-                "round, samples or seed differ",
-                hint="a recorded run is judged by contracts that launch the same sequences",
-            )
-    recorded = {(measured.workload, measured.index): measured for measured in run.rounds}
-    once = Evidence(run.key, plan.digest)
-    if run.golden is not None and plan.golden is not None:
-        once += weigh_golden(plan, run.key, run.golden)
-    counts = {
-        name: sum(len({u.group for u in r.units}) for r in run.rounds if r.workload == name)
-        for name in schedules
-    }
-    groups = min(counts.values(), default=0)
-
-    def read_round(schedule: Schedule, index: int) -> Round:
-        measured = recorded.get((schedule.name, index))
-        if measured is None:
-            raise ContractError(
-                f"{case.recorded} has {groups:,} prompt groups",
-                where=test.where("cases", i, "recorded"),
-                hint="look earlier, or leave after out: all of it",
-            )
-        return measured
-
-    return Data(plan, once, read_round, groups, lacks)
-
-
-def _lacks(cell: Cell, run: Recording) -> str:
-    """The data of a cell that a recorded run lacks; "" if nothing is missing."""
-    kind, metric = cell.kind, cell.clause.metric
-    if kind.source in ("timing", "batches", "corners"):
-        return "rounds and golden texts are what is read of a recorded run"
-    if kind.source == "golden":
-        exact = run.golden.exact if run.golden is not None else {}
-        named = (metric, f"{metric}.low", "conf_train")
-        return "" if any(name in exact for name in named) else "the run has no golden texts of it"
-    first = next((measured for measured in run.rounds if measured.workload == cell.workload), None)
-    if kind.source != "workload" or first is None:
-        return ""
-    missing = [name for name in kind.peers if name not in first.peers]
-    divergence = DIVERGENCES.get(metric)
-    form = divergence.sampled_form if divergence is not None else None
-    if form == "top1" or form in OF_EXPERTS:
-        sides = {"train": first.pair.train, "infer": first.pair.infer}
-        missing += [f"{form} of {side}" for side, t in sides.items() if t.values(form) is None]
-    return f"the run did not record {', '.join(missing)}" if missing else ""

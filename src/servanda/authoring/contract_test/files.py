@@ -1,4 +1,4 @@
-# Contract tests from files: the tests, their contracts, and recorded runs, as input of `run_test`.
+# Contract tests from files: the tests and their contracts, as input of `run_test`.
 
 from __future__ import annotations
 
@@ -14,9 +14,7 @@ from pydantic import ValidationError
 from servanda.authoring.contract_test.evidence import (
     Data,
     GrowingEvidence,
-    Recording,
     misfits,
-    recorded_data,
     synthetic_data,
 )
 from servanda.authoring.contract_test.model import (
@@ -47,8 +45,6 @@ from servanda.promotion.state import LegFinding, Override, State, leg_of
 from servanda.registry import quoted
 from servanda.report.cell_text import worst_first
 from servanda.runner import load
-from servanda.runner.finished_run import read, reread_as_measured
-from servanda.runner.run_directory import ATTEMPT
 from servanda.traces.corpus import Corpus
 
 # Reading contract tests: text -> ContractTest, or every error at once, each with its place.
@@ -86,10 +82,6 @@ _TONGUE = Tongue(
 _DOCUMENT = re.compile(r"^---(?=\s|$)", re.MULTILINE)
 _ACTS = ("approve", "roll_back", "override", "fails", "changes")
 _OF_PROMOTION = ("at", "leg", "stage", "status", "share", "paged")
-_SYNTHETIC = (
-    *("traffic", "self_noise", "stable", "golden", "timing"),
-    *("rescored", "sample_ratio", "temperature", "clock"),
-)
 
 
 def read_tests(text: str, name: str) -> tuple[ContractTest, ...]:
@@ -169,15 +161,11 @@ def _contradictions(test: ContractTest) -> Iterator[Finding]:
 
 
 def _case_findings(path: tuple[str | int, ...], case: Case) -> Iterator[Finding]:
-    both = [name for name in _SYNTHETIC if getattr(case, name) is not None]
-    if case.recorded is not None and both:
-        message = f"a recorded run has data of its own; {both[0]} cannot be given beside it"
-        yield Finding((*path, both[0]), message, f"remove {both[0]}, or recorded", True)
     for name in ("self_noise", "stable"):
         if getattr(case, name) is not None and not case.traffic:
             message = f"{name} is measured beside traffic, and the case has none"
             yield Finding((*path, name), message, "give traffic as well", True)
-    if case.clock is not None and not case.traffic and case.recorded is None:
+    if case.clock is not None and not case.traffic:
         message = "a clock lets prompt groups come in, and the case gives no traffic"
         yield Finding((*path, "clock"), message, "give traffic as well", True)
     if case.acts and case.clock is None:
@@ -221,7 +209,7 @@ def _expectation_findings(
 
 
 def _long_enough(path: tuple[str | int, ...], case: Case, groups: int) -> Iterator[Finding]:
-    if case.recorded is None and not case.traffic and groups and case.clock is None:
+    if not case.traffic and groups and case.clock is None:
         message = f"there are no {groups:,} prompt groups: the case gives no traffic"
         yield Finding(path, message, "give traffic, or write after: 0")
     for part in ("traffic", "self_noise", "stable"):
@@ -361,39 +349,28 @@ Locate = Callable[..., Where | None]  # a part of an expectation -> its place in
 
 
 def run_test(
-    test: ContractTest,
-    contract: Contract,
-    corpora: Mapping[str, Corpus],
-    golden: Corpus | None,
-    *,
-    recorded: Mapping[str, Recording] | None = None,
+    test: ContractTest, contract: Contract, corpora: Mapping[str, Corpus], golden: Corpus | None
 ) -> SuiteResult:
     """A contract's results for the cases of a test; pure, and determined by the seed.
 
     Args:
         corpora, golden: the texts that the contract names.
-        recorded: runs, under the names that cases give them.
 
     Raises:
         ContractError: the contract cannot be planned; or the test refers to parts that the
-            contract, the run or its case lacks.
-        EvidenceError: a recorded run has other prompts or samples than this contract.
+            contract or its case lacks.
     """
     plan = make_plan(contract, corpora, golden)
     problems = [*misfits(test, plan)]
     if problems:
         raise ContractError.all(problems)
-    cases = []
-    for i, case in enumerate(test.cases):
-        if case.clock is not None:
-            cases.append(_run_promotion(test, i, plan))
-            continue
-        if case.recorded is None:
-            data = synthetic_data(test, i, plan)
-        else:
-            data = recorded_data(test, i, plan, (recorded or {})[case.recorded])
-        cases.append(_run_case(test, i, data))
-    return SuiteResult(test.metadata.name, contract.metadata.name, contract.digest, tuple(cases))
+    cases = tuple(
+        _run_case(test, i, synthetic_data(test, i, plan))
+        if case.clock is None
+        else _run_promotion(test, i, plan)
+        for i, case in enumerate(test.cases)
+    )
+    return SuiteResult(test.metadata.name, contract.metadata.name, contract.digest, cases)
 
 
 def _run_case(test: ContractTest, i: int, data: Data) -> CaseResult:
@@ -515,11 +492,10 @@ def _value(value: object) -> str:
 
 @dataclass(frozen=True)
 class PreparedTest:
-    """A test with its contract, texts and recorded runs.
+    """A test with its contract and texts.
 
     Args:
         file: of the test, as it was named; path, text: of its contract.
-        recorded: runs, by the names in the cases.
     """
 
     file: Path
@@ -529,15 +505,14 @@ class PreparedTest:
     contract: Contract
     corpora: dict[str, Corpus]
     golden: Corpus | None
-    recorded: dict[str, Recording]
 
     def run(self) -> SuiteResult:
         """The results of the contract.
 
         Raises:
-            ContractError, EvidenceError: as in `run_test`.
+            ContractError: as in `run_test`.
         """
-        return run_test(self.test, self.contract, self.corpora, self.golden, recorded=self.recorded)
+        return run_test(self.test, self.contract, self.corpora, self.golden)
 
 
 def files_of(paths: Sequence[Path]) -> list[Path]:
@@ -556,11 +531,10 @@ def files_of(paths: Sequence[Path]) -> list[Path]:
 
 
 def prepare_tests(file: Path) -> tuple[PreparedTest, ...]:
-    """The tests of a file, with the contracts and runs that they name.
+    """The tests of a file, with the contracts that they name.
 
     Raises:
         ContractError: problems of a test's or a contract's text, with their places.
-        EvidenceError, MeasurementError: a recorded run cannot be read.
     """
     data = load.bytes_of(file, f"give a {SUFFIX} file, or a folder of them")
     text = load.decoded(data, str(file))
@@ -578,24 +552,5 @@ def _prepare_test(file: Path, test: ContractTest) -> PreparedTest:
         )
     contract = load.load(path)
     corpora, golden = load.corpora(contract)
-    text, recorded = path.read_text(encoding="utf-8-sig"), _recorded(file, test, path.parent)
-    return PreparedTest(file, test, path, text, contract, corpora, golden, recorded)
-
-
-def _recorded(file: Path, test: ContractTest, folder: Path) -> dict[str, Recording]:
-    recordings: dict[str, Recording] = {}
-    problems = []
-    for i, case in enumerate(test.cases):
-        if case.recorded is None or case.recorded in recordings:
-            continue
-        root, where = file.parent / case.recorded, test.where("cases", i, "recorded")
-        refuse_outside([(root, where)], file.parent)
-        if not any(root.glob(f"{ATTEMPT}*")):
-            hint = f"`servanda check CONTRACT --run-dir {root}` measures one"
-            problems.append(Problem(f"{root} is no run directory", where, hint))
-            continue
-        with reread_as_measured(root, read(root), folder) as run:
-            recordings[case.recorded] = Recording(run.verdict.key, run.golden, run.rounds)
-    if problems:
-        raise ContractError.all(problems)
-    return recordings
+    text = path.read_text(encoding="utf-8-sig")
+    return PreparedTest(file, test, path, text, contract, corpora, golden)

@@ -114,9 +114,6 @@ class Case(Value):
     temperature: Number | None = Field(
         None, gt=0, le=10, description="At which tokens are drawn, where it is not the reported."
     )
-    recorded: str | None = Field(
-        None, description="A run directory, from this file's folder: judged again."
-    )
     clock: Clock | None = Field(
         None, description="Promotes the build: {every: 1m, groups: 200}; traffic goes on with time."
     )
