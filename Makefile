@@ -12,7 +12,7 @@ SHARED := --numprocesses $(JOBS) --dist loadfile
 # of the tests that take minutes, none hangs before an hour
 SLOW := $(BIN)/python -m pytest -o faulthandler_timeout=3600
 
-.PHONY: bench bench-check demo demo-moe demo-long demo-gateway docs hunt test check test-all test-gpu bench-gpu test-compose test-gateway test-integrations test-pages test-engines test-installed test-long test-nightly test-ray test-real-model test-rl test-s3 test-slow truth routing theory \
+.PHONY: bench bench-check demo demo-moe demo-long demo-gateway demo-real docs hunt test check test-all test-gpu bench-gpu test-compose test-gateway test-integrations test-pages test-engines test-installed test-long test-nightly test-ray test-real-model test-rl test-s3 test-slow truth routing theory \
   examples model pictures real-model real-model-trained release release-check clean
 
 COMPILED := hatch_build.py src/servanda/theory/divergence/row_sums.c
@@ -28,6 +28,7 @@ $(VENV)/.dev: $(VENV)/.demo
 
 demo: $(VENV)/.demo  ## two real kernels, one of which breaks its contract on a hidden slice
 	$(BIN)/servanda demo
+	@echo "on a real language model, in ten minutes: make demo-real"
 
 $(VENV)/.gateway: $(VENV)/.demo
 	$(PIP) --constraint constraints.txt --editable '.[transformers,serve,gateway]'
@@ -238,6 +239,9 @@ real-model: $(VENV)/.dev  ## a real language model, in float32, bfloat16 and 4 b
 
 real-model-trained: $(VENV)/.dev  ## and a copy that was trained on, off the 4-bit grid: ten minutes
 	$(FETCH_REAL_MODEL) --trained
+
+demo-real: real-model  ## what bfloat16 costs on the real language model, and a fault that hides in it: ten minutes
+	$(BIN)/python examples/real-model/run.py --model $(REAL_MODEL)/float32
 
 test-real-model: $(VENV)/.dev  ## what holds on the real language model; skipped where it cannot be had; five minutes
 	@$(FETCH_REAL_MODEL); code=$$?; \

@@ -91,6 +91,15 @@ def test_a_help_states_the_codes_of_the_table_with_the_same_words_and_once(name)
     assert len(re.findall(r"exit codes?: |exits \d", COMMANDS[name].help, re.I)) == 1
 
 
+def test_the_table_of_the_readme_has_every_code_and_the_outcome_that_ends_with_it():
+    readme = (TESTS.parent / "README.md").read_text("utf-8")
+    rows = dict(re.findall(r"^\| (\d) \| (.*) \|$", readme, re.M))
+    named = {code: re.match(r"\*\*(\w+)\*\*", text) for code, text in rows.items()}
+
+    assert {*rows} == {*codes_of(main.help)} - {"130"}
+    assert {int(code): word[1] for code, word in named.items() if word} == OUTCOMES
+
+
 @pytest.fixture(scope="module")
 def prepared(folder):  # noqa: F811
     """The folder of the examples of help texts, with a kernel that is far off and the like."""

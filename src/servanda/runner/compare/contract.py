@@ -13,7 +13,7 @@ from pathlib import Path
 
 from servanda.contract import presets
 from servanda.contract.clause import Claim
-from servanda.contract.identity import digest_of
+from servanda.contract.identity import digest_of, same_policy
 from servanda.contract.model import Contract
 from servanda.contract.workload import WorkloadSampling
 from servanda.engines import BUILTIN
@@ -98,7 +98,7 @@ def read_corpus(path: Path) -> Corpus:
     return load.read_corpus(path)
 
 
-_LOOKS = 32  # responses that are sampled for their lengths
+_LOOKS = 16  # responses that are sampled for their lengths
 DREW = "Tokens of the answers that were drawn to choose depths:"
 
 
@@ -127,7 +127,8 @@ def answer_lengths(
     batch = Batch(
         tuple(range(_LOOKS)), tuple(tuple(ids[r]) for r in rows), sampling.max_new_tokens, ()
     )
-    infer = engines.get(sides.infer, "infer")
+    train, infer = engines.get(sides.train, "train"), engines.get(sides.infer, "infer")
+    same_policy(train.describe(), infer.describe())  # before minutes of sampling
     drawn = in_order(batch, infer.generate, sampling.transform, seed)
     lengths = drawn.length_S[~drawn.lost_S]
     return tuple(lengths.tolist()) or (sampling.max_new_tokens,)
