@@ -302,8 +302,8 @@ hunt: $(VENV)/.dev $(VENVS)/hunt/.made $(VENVS)/vllm/.made  ## the repros of dis
 bench-check: $(VENV)/.dev  ## a few hot paths: fails where one became twice as slow beside its peer
 	$(BIN)/python -m benchmarks.speed --check
 
-pictures: $(VENV)/.demo  ## docs/*.png of a real run, and the power curve; needs chromium, two minutes
-	$(BIN)/python scripts/pictures.py
+pictures: $(VENV)/.demo  ## docs/*.png of a real run, or of OF=RUN_DIR, and the power curve; needs chromium, two minutes
+	$(BIN)/python scripts/pictures.py $(if $(OF),--of $(OF))
 	$(BIN)/python scripts/power_curve.py
 
 clean:

@@ -1,6 +1,8 @@
 # Takes docs/first_screen.png and docs/first_screen_dark.png: what `servanda check --report`
-# writes for an example, in headless Chromium.  `make pictures` runs it.
+# writes for an example, in headless Chromium.  `make pictures` runs it; with OF=RUN_DIR, such as
+# one of `make demo-real`, it takes the report of that run instead.
 
+import argparse
 import shutil
 import subprocess
 import sys
@@ -27,6 +29,14 @@ def report(folder: Path) -> Path:
     return page
 
 
+def report_of(run_dir: Path, folder: Path) -> Path:
+    """The report of a run that was measured before."""
+    page = folder / "report.html"
+    command = [sys.executable, "-m", "servanda", "tools", "report", str(run_dir), "-o", str(page)]
+    subprocess.run(command, check=True)
+    return page
+
+
 def picture(browser: str, page: Path, target: Path, *options: str) -> None:
     command = [browser, "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
     command += ["--disable-dev-shm-usage", f"--window-size={SIZE}", *options]
@@ -37,13 +47,17 @@ def picture(browser: str, page: Path, target: Path, *options: str) -> None:
 
 
 def main() -> None:
+    options = argparse.ArgumentParser()
+    options.add_argument("--of", type=Path, metavar="RUN_DIR")
+    options.add_argument("--to", type=Path, default=ROOT / "docs", metavar="FOLDER")
+    given = options.parse_args()
     browser = next(filter(None, map(shutil.which, BROWSERS)), None)
     if browser is None:
         sys.exit(f"none of {', '.join(BROWSERS)} is installed")
     with tempfile.TemporaryDirectory() as folder:
-        page = report(Path(folder))
-        picture(browser, page, ROOT / "docs" / "first_screen.png")
-        picture(browser, page, ROOT / "docs" / "first_screen_dark.png", DARK)
+        page = report_of(given.of, Path(folder)) if given.of else report(Path(folder))
+        picture(browser, page, given.to / "first_screen.png")
+        picture(browser, page, given.to / "first_screen_dark.png", DARK)
 
 
 if __name__ == "__main__":

@@ -6,8 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from servanda.gateway.proxy import logprob_request as wire
-from servanda.gateway.proxy.logprob_request import KINDS, LogprobCapture, LogprobRequest
+from servanda.gateway.proxy import logprob_capture as wire
+from servanda.gateway.proxy.logprob_capture import LogprobCapture
+from servanda.gateway.proxy.logprob_request import LogprobRequest
+from servanda.gateway.proxy.server_kinds import KINDS
 
 VLLM, SGLANG, LLAMA = (KINDS[name] for name in ("vllm", "sglang", "llamacpp"))
 KIND = {True: VLLM, False: KINDS["plain"]}  # whether it writes null for ids that nobody asked for

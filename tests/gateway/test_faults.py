@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from servanda.gateway.http.api_keys import Keys
 from servanda.gateway.proxy.config import Limits
-from servanda.gateway.proxy.logprob_request import LogprobCapture
+from servanda.gateway.proxy.logprob_capture import LogprobCapture
 from servanda.gateway.proxy.pools.upstreams import Breaker
 from servanda.gateway.routing.router import Sessions
 from tests.clock import HOUR_S, NEVER_S

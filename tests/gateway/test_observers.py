@@ -11,8 +11,10 @@ from servanda.gateway.proxy import completion, gateway
 from servanda.gateway.proxy.config import LogFiles
 from servanda.gateway.proxy.counters import Counts, Guard, Histogram, InFlightMeans
 from servanda.gateway.proxy.gateway import AssignmentLog, Gateway
-from servanda.gateway.proxy.logprob_request import KINDS, LogprobCapture, LogprobRequest
+from servanda.gateway.proxy.logprob_capture import LogprobCapture
+from servanda.gateway.proxy.logprob_request import LogprobRequest
 from servanda.gateway.proxy.request_log import LaunchLog, RequestLog
+from servanda.gateway.proxy.server_kinds import KINDS
 from tests.gateway.serving import (
     NOBODY,
     Fake,

@@ -16,9 +16,9 @@ from servanda.gateway.http.error_replies import ErrorReply, Header, outside_enve
 from servanda.gateway.proxy.counters import FAILED, Guard, add
 from servanda.gateway.proxy.exchange import Exchange, forward, is_packed, is_stream
 from servanda.gateway.proxy.gateway import Gateway
+from servanda.gateway.proxy.logprob_capture import LogprobCapture
 from servanda.gateway.proxy.logprob_request import (
     BAD_REQUEST,
-    LogprobCapture,
     LogprobRequest,
     allowed_best,
     logprob_request_of,

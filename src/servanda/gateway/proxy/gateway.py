@@ -23,14 +23,11 @@ from servanda.gateway.http.error_replies import ErrorReply
 from servanda.gateway.proxy.config import Config, Limits, Replicas
 from servanda.gateway.proxy.counters import FAILED, Counts, Guard, Observers, add
 from servanda.gateway.proxy.exchange import Exchange
+from servanda.gateway.proxy.logprob_capture import WITHOUT_PROMPT, Answer, LogprobCapture
 from servanda.gateway.proxy.logprob_request import (
-    KINDS,
     LENGTH,
     ROOM,
     UNMET,
-    WITHOUT_PROMPT,
-    Answer,
-    LogprobCapture,
     LogprobRequest,
     NoEvidence,
     logprob_request_of,
@@ -39,6 +36,7 @@ from servanda.gateway.proxy.pools.server_pool import ENDED, PoolServer, ReplicaC
 from servanda.gateway.proxy.pools.upstreams import Breaker, Server, UpstreamError
 from servanda.gateway.proxy.request import CompletionRequest, RoutedRequest
 from servanda.gateway.proxy.request_log import LaunchLog, OpenRow, RequestLog
+from servanda.gateway.proxy.server_kinds import KINDS
 from servanda.gateway.routing.model import Pool, RequestFacts, Snapshot
 from servanda.gateway.routing.router import Router, Sessions, pseudonym
 from servanda.traces.request_log import FAILOVER, OTHER_PROMPT
