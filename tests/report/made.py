@@ -182,8 +182,33 @@ NAMED = replace(
         "stable": portrait(0.002, ("all", HOSTILE)),
     },
 )
+_FAR = "infer is from train 34 [4.00, ∞] times as far as train in bfloat16 is"
+_NEAR = "infer is from train 1.00 [0.93, 1.04] times as far as train in bfloat16 is"
+_BY_COST = f"this is what bfloat16 costs: {_NEAR}, limit 1.25"
+FORMAT = verdict(
+    "violated",
+    [
+        cell(
+            value=0.018,
+            rounding=f"agrees to bfloat16 rounding: {_NEAR}",
+            note=_BY_COST,
+            reason="format cost",
+        ),
+        cell(
+            "violated",
+            slice="long",
+            value=0.3,
+            rounding=f"differs by more than bfloat16 rounding: {_FAR}",
+            note=f"{_FAR}, limit 1.5",
+        ),
+        cell(slice="b", rounding=f"differs about as bfloat16 rounding does: {_NEAR}"),
+        *guards(),
+    ],
+    circumstances=Circumstances(differences=("The files differ.",)),
+)
 VERDICTS = {
     "holds": verdict(),
+    "number format": FORMAT,
     "violated": broken(),
     "inconclusive": verdict(
         "inconclusive", [cell("inconclusive", more=3100, open=True), *guards()]

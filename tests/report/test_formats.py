@@ -4,6 +4,7 @@ import json
 import re
 import xml.etree.ElementTree as ET
 from dataclasses import replace
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import get_args
@@ -230,7 +231,49 @@ def test_markdown_has_its_own_words_for_what_is_not_decided():
 def test_markdown_shows_five_rows_and_folds_the_rest():
     text = rendered("markdown", "sixty slices")
     before, folded = text.split("<details>", 1)
-    assert before.count("\n| ") == 6 and "58 more cells" in folded
+    assert before.count("\n| ") == 7 and "58 more cells" in folded
+
+
+# a number format
+
+
+def cells_of(format_, text):
+    """The text above a report's first table, and what it says of each cell."""
+    if format_ == "html":
+        top, rest = text.split('<h2 id="where">', 1)
+        return top, [unescape(row.split("</table>")[0]) for row in rest.split('<tr id="cell-')[1:]]
+    if format_ == "markdown":
+        top, rest = unescape(re.sub(r"\\(.)", r"\1", text)).split("\n|", 1)
+        return top, [line for line in rest.splitlines() if line.startswith("- ")]
+    if format_ == "junit":
+        return "", [case[0].text for case in ET.fromstring(text.encode()).iter("testcase")]
+    if format_ == "sarif":
+        return "", [one["message"]["text"] for one in json.loads(text)["runs"][0]["results"]]
+    *annotations, top = text.splitlines()
+    return top, annotations
+
+
+@pytest.mark.parametrize("format_", ["html", "markdown", "junit", "sarif", "github"])
+def test_a_cell_says_once_how_it_stands_to_the_rounding_of_its_format(format_):
+    top, said = cells_of(format_, rendered(format_, "number format"))
+    whole, long, other, *_ = made.FORMAT.cells
+    if format_ in ("html", "markdown", "github"):
+        assert top.index(whole.rounding) < top.index("The files differ.")
+        assert long.rounding not in top and "differs by more" not in top
+    sentences = [
+        f"agrees to bfloat16 rounding; {whole.note}",
+        f"differs by more than bfloat16 rounding; {long.note}",
+        other.rounding,
+    ]
+    for sentence in sentences[1:2] if format_ == "github" else sentences:
+        (one,) = (text for text in said if sentence in text)
+        assert one.count("times as far") == 1
+    assert "rounding" not in rendered(format_, "holds")
+
+
+def test_the_text_has_the_class_in_its_third_line():
+    lines = rendered("text", "number format").splitlines()
+    assert lines[2:4] == [made.FORMAT.cells[0].rounding, "The files differ."]
 
 
 # text

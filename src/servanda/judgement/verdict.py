@@ -285,9 +285,8 @@ def outcome_of(cells: Sequence[CellVerdict]) -> Outcome:
 def agreed(verdict: Verdict, contract: Contract, agreement: Agreement) -> Verdict:
     """The verdict if both sides could not disagree; violated cells stay violated."""
     why = objection(contract, agreement)
-    spots = tuple(
-        BlindSpot("data", text) for text in ([why] if why else remarks(contract, agreement))
-    )
+    texts = [why] if why else remarks(contract, agreement)
+    spots = tuple(BlindSpot("data", text) for text in texts)
     verdict = replace(verdict, blind_spots=(*verdict.blind_spots, *spots))
     return unsound(verdict, SAME) if why and verdict.outcome != "violated" else verdict
 
@@ -309,10 +308,8 @@ def _blind_spots(
 def unsound(verdict: Verdict, why: str) -> Verdict:
     """The verdict on invalid data: an error without decided cells."""
     note = f"the data is not sound: {why}"
-    cells = tuple(
-        c if c.outcome == "not applicable" else c.but(outcome="inconclusive", open=False, note=note)
-        for c in verdict.cells
-    )
+    void = {"outcome": "inconclusive", "open": False, "note": note, "rounding": ""}
+    cells = tuple(c if c.outcome == "not applicable" else c.but(**void) for c in verdict.cells)
     return replace(verdict, outcome="error", cells=cells)
 
 
@@ -339,7 +336,7 @@ def _after_preconditions(cells: tuple[Cell, ...], verdicts: list[CellVerdict]) -
         of = [*failed.get(cell.workload, []), *split]
         if guards := [g for check, g in of if check.kind.invalidates(cell.kind)]:
             note = f"{_PRECONDITION}: {', '.join(dict.fromkeys(g.clause for g in guards))}"
-            v = v.but(outcome="inconclusive", open=False, more=None, note=note)
+            v = v.but(outcome="inconclusive", open=False, more=None, note=note, rounding="")
         judged.append(v)
     return judged
 

@@ -192,11 +192,18 @@ def sentence(cell: CellVerdict) -> str:
         text += f", interval {interval(cell)}"
     if cell.n:
         text += f", n {size(cell.n, cell.units)}"
-    if cell.note:
-        text += f"; {line(cell.note)}"
+    if said := remark(cell):
+        text += f"; {said}"
     if cell.outcome == "inconclusive" and cell.more:
         text += f"; about {count(cell.more, 'more prompt group')} would decide"
     return f"{text}."
+
+
+def remark(cell: CellVerdict) -> str:
+    """Its note, and before it how it stands to the rounding of a number format, if measured."""
+    class_, _, ratio = cell.rounding.partition(": ")
+    rounding = class_ if ratio and ratio in cell.note else cell.rounding
+    return "; ".join(line(text) for text in (rounding, cell.note) if text)
 
 
 def measured(cell: CellVerdict) -> str:

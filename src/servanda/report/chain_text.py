@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import string
-import textwrap
 from collections.abc import Iterator, Mapping
 
 from servanda.judgement.bound_chain.chain import Chain, Step
 from servanda.report import format
-from servanda.report.format import count
+from servanda.report.format import count, wrapped
 from servanda.report.table import table
 from servanda.theory.bounds.theorem import THEOREMS
 
@@ -110,14 +109,4 @@ def _by(laws: Mapping[str, int]) -> Iterator[str]:
 
 
 def _wrapped(lines: list[str], hang: int) -> list[str]:
-    return [
-        part
-        for line in lines
-        for part in textwrap.wrap(
-            line,
-            _WIDTH,
-            subsequent_indent=" " * hang,
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
-    ]
+    return [part for line in lines for part in wrapped(line, _WIDTH, rest=" " * hang)]

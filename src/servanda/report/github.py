@@ -5,7 +5,7 @@ from __future__ import annotations
 from servanda.errors import Where
 from servanda.judgement.verdict import FORMATS, Verdict
 from servanda.report import cell_text, format
-from servanda.report.summary import headline, impact
+from servanda.report.summary import headline, impact, remarks
 
 MOST_ANNOTATIONS = 9  # a step shows ten of a kind, and the summary is one of them
 _COMMANDS = {"violated": "error", "error": "error", "inconclusive": "warning"}
@@ -31,7 +31,7 @@ def render(verdict: Verdict) -> str:
     summary = f"{headline(verdict)} {impact(verdict)}"
     if len(cells) > MOST_ANNOTATIONS:
         summary += f" {len(cells) - MOST_ANNOTATIONS} more cells are not annotated."
-    summary += "".join(f"\n{format.line(text)}" for text in verdict.circumstances.differences)
+    summary += "".join(f"\n{text}" for text in remarks(verdict))
     summary += "".join(f"\nNot examined: {format.line(s.text)}" for s in verdict.blind_spots)
     title = f"servanda: {format.line(verdict.contract)}"
     return "\n".join([*lines, annotation("notice", title, summary)])

@@ -305,12 +305,11 @@ def _number(cell: CellVerdict, slices: SlicesOf, anchor: str) -> Number:
         number(cell.alpha),
         ", ".join(evidence) if {*evidence} != {"–"} else "",
     )
-    notes = [format.line(cell.note)] if cell.note else []
-    if not cell.enforced:
-        notes.append("monitored, not enforced")
+    notes = [cell_text.remark(cell), "" if cell.enforced else "monitored, not enforced"]
     if cell.more:
         notes.append(f"about {count(cell.more, 'more prompt group')} would decide")
-    return Number(cell.outcome, cell_text.GLYPH[cell.outcome], anchor, columns, "; ".join(notes))
+    note = "; ".join(filter(None, notes))
+    return Number(cell.outcome, cell_text.GLYPH[cell.outcome], anchor, columns, note)
 
 
 # The bound chain on the page: a tree for each clause that it starts from.
@@ -491,6 +490,7 @@ def view(verdict: Verdict) -> dict[str, Any]:
     return {
         "v": verdict,
         "head": headline(verdict),
+        "remarks": summary.remarks(verdict),
         "impact": summary.effect(verdict, lambda cell: _place(cell, slices)),
         "names": _names(verdict),
         "size": _size(verdict),

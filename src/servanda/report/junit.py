@@ -65,10 +65,11 @@ def _case(suite: ET.Element, name: str, cell: CellVerdict, tag: str) -> None:
     attributes = {"name": named, "classname": f"{name}.{cell.section}", "time": "0"}
     case = ET.SubElement(suite, "testcase", attributes)
     message = {"message": xml_text(cell_text.sentence(cell))}
+    numbers = "\n".join(filter(None, (cell_text.meaning(cell), cell_text.remark(cell))))
     if not tag:
-        ET.SubElement(case, "system-out").text = xml_text(cell_text.meaning(cell))
+        ET.SubElement(case, "system-out").text = xml_text(numbers)
     elif tag == "skipped":
         ET.SubElement(case, tag, message)
     else:
         element = ET.SubElement(case, tag, {**message, "type": cell.outcome})
-        element.text = xml_text("\n".join(filter(None, (cell_text.meaning(cell), cell.note))))
+        element.text = xml_text(numbers)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from servanda.judgement.clauses.base import CellVerdict
 from servanda.judgement.token_profile import gates
@@ -12,7 +12,7 @@ from servanda.report import cell_text, format
 from servanda.report.breakdown import removed_line, tables
 from servanda.report.consequence import AdviceRow, advice_rows
 from servanda.report.format import count
-from servanda.report.summary import gate_text, headline, impact
+from servanda.report.summary import gate_text, headline, impact, remarks
 
 _WORST = 5
 _ALERTS = {"violated": "CAUTION", "error": "WARNING", "inconclusive": "WARNING", "holds": "TIP"}
@@ -25,10 +25,8 @@ _ENTITIES |= {c: f"&#{ord(c)};" for c in "@:$#"}  # mentions, emoji, links, math
 @FORMATS.register("markdown")
 def render(verdict: Verdict) -> str:
     cells = [c for c in cell_text.worst_first(verdict.cells) if c.outcome != "not applicable"]
-    text = f"**{plain(str(headline(verdict)))}**"
-    lines = [f"> [!{_ALERTS[verdict.outcome]}]", f"> {text}", ">"]
-    lines.append(f"> {plain(impact(verdict))}")
-    lines += [f"> {plain(text)}" for text in verdict.circumstances.differences]
+    head, *more = map(plain, (str(headline(verdict)), impact(verdict), *remarks(verdict)))
+    lines = [f"> [!{_ALERTS[verdict.outcome]}]", "\n>\n> ".join((f"> **{head}**", *more))]
     if advice := [*map(_advised, advice_rows(verdict.advice))]:
         lines += ["", *advice]
     lines += ["", *_table(cells[:_WORST])]
@@ -47,11 +45,14 @@ def render(verdict: Verdict) -> str:
 
 
 def _table(cells: Sequence[CellVerdict]) -> list[str]:
-    lines = [
-        "| | clause | slice | measured | limit | noise floor | n |",
-        "|---|---|---|--:|--:|--:|--:|",
-    ]
-    return [*lines, *("| " + " | ".join(_row(cell)) + " |" for cell in cells)]
+    heads = ("", "clause", "slice", "measured", "limit", "noise floor", "n")
+    lines = _plain_table(heads, map(_row, cells), right=range(3, 7))
+    notes = [_noted(cell) for cell in cells if cell.rounding]
+    return [*lines, "", *notes] if notes else lines
+
+
+def _noted(cell: CellVerdict) -> str:
+    return f"- {plain(f'{cell.clause} on {cell_text.where(cell)}: {cell_text.remark(cell)}')}"
 
 
 def _advised(row: AdviceRow) -> str:
@@ -63,7 +64,7 @@ def _row(cell: CellVerdict) -> list[str]:
     answer = cell_text.reason(cell) or cell.outcome
     measured = [cell_text.of_cell(cell, cell.value), cell_text.interval(cell)]
     measured = measured if any(measured) else [cell_text.log_e_value(cell)]
-    texts = [
+    return [
         f"{cell_text.GLYPH[cell.outcome]} {answer if cell.enforced else f'{answer} (monitored)'}",
         f"{format.line(cell.clause, 40)}: {cell_text.quantity(cell)}",
         cell_text.where(cell, 40),
@@ -72,22 +73,23 @@ def _row(cell: CellVerdict) -> list[str]:
         cell_text.of_cell(cell, cell.floor),
         cell_text.short_size(cell),
     ]
-    return [plain(text) for text in texts]
 
 
 def _gates(verdict: Verdict) -> list[str]:
     says = {True: "would pass", False: "would fail", None: "not measured"}
-    lines = ["| threshold | value | |", "|---|--:|---|"]
-    for gate in gates(verdict.portraits):
-        value = gate_text(gate) if gate.passes is not None else "–"
-        lines.append(f"| {plain(gate.name)} | {plain(value)} | {says[gate.passes]} |")
-    return lines
+    rows = [
+        (gate.name, gate_text(gate) if gate.passes is not None else "–", says[gate.passes])
+        for gate in gates(verdict.portraits)
+    ]
+    return _plain_table(("threshold", "value", ""), rows, right=(1,))
 
 
-def _plain_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    lines = [" | ".join(map(plain, heads)), "|".join(["---"] * len(heads))]
-    lines += [" | ".join(map(plain, row)) for row in rows]
-    return [f"| {text} |" for text in lines]
+def _plain_table(
+    heads: Sequence[str], rows: Iterable[Sequence[str]], right: Collection[int] = ()
+) -> list[str]:
+    rule = ["--:" if i in right else "---" for i in range(len(heads))]
+    lines = [map(plain, heads), rule, *(map(plain, row) for row in rows)]
+    return [f"| {' | '.join(texts)} |" for texts in lines]
 
 
 def _folded(title: str, lines: Sequence[str]) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import NamedTuple
 
@@ -33,6 +34,7 @@ _OF_A_TRAINER = {
     "inconclusive": ("…", "Not decided."),
     "error": ("!", "The data cannot be trusted."),
 }
+_where = partial(where, longest=40)
 
 
 @dataclass(frozen=True)
@@ -166,8 +168,11 @@ def _names(cells: Sequence[CellVerdict]) -> str:
     return names + (f" and {len(cells) - 2} more" if len(cells) > 2 else "")
 
 
-def _where(cell: CellVerdict) -> str:
-    return where(cell, 40)
+def remarks(verdict: Verdict) -> list[str]:
+    """Near the top: the difference beside the rounding of a number format, and unlike files."""
+    cells = (c for c in worst_first(verdict.cells) if c.slice == WHOLE)
+    classes = dict.fromkeys(c.rounding for c in cells if c.rounding)
+    return [line(text) for text in (*classes, *verdict.circumstances.differences)]
 
 
 def impact(verdict: Verdict) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import partial
 
-from servanda.contract.clause import WHOLE
 from servanda.judgement.clauses.base import ORDER, CellVerdict
 from servanda.judgement.clauses.chain_metrics import CHAIN
 from servanda.judgement.clauses.statistical import ALWAYS
@@ -24,6 +23,7 @@ from servanda.report.cell_text import (
 )
 from servanda.report.consequence import advice_lines, consequence
 from servanda.report.format import count, line, number, percent, wrapped
+from servanda.report.summary import remarks
 from servanda.report.table import table, width
 from servanda.theory.bounds.assumptions import ASSUMPTIONS
 from servanda.theory.divergence.base import DIVERGENCES
@@ -63,8 +63,7 @@ def lines(verdict: Verdict, columns: int = 0) -> list[str]:
     top = [
         f"{line(verdict.contract)}: {line(verdict.infer)}  against  {line(verdict.train)}",
         _measured(verdict),
-        *(line(cell.rounding) for cell in cells if cell.rounding and cell.slice == WHOLE),
-        *(line(text) for text in verdict.circumstances.differences),
+        *remarks(verdict),
         "",
         f"  {head}",
     ]

@@ -1,5 +1,7 @@
 # What a number format costs: distances against exact ones, the rule's answers, and real kernels.
 
+import re
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,11 +21,13 @@ from servanda.judgement.clauses.format_cost import (
 )
 from servanda.judgement.clauses.statistical import Feed
 from servanda.judgement.slices.rules import Cut
+from servanda.judgement.verdict import _after_preconditions, unsound
 from servanda.runner import run
 from servanda.theory.stats.group_ratio import GroupRatio
 from servanda.theory.stats.log_moment import LogMoment
 from servanda.theory.stats.mean_ratio import MeanRatio, ratios
 from tests import kit
+from tests.report import made
 
 LIMIT, TIMES = 0.01, 1.25
 CLAUSE = Clause.model_validate(
@@ -129,6 +133,25 @@ def test_of_one_format_the_limit_allows_both_distances_from_float32():
     found = judge(rounds(0.018, 1.0), whole=True)
     assert found.limit == pytest.approx((1 + TIMES) * 0.018, rel=0.1)
     assert "infer is from float32 1.0" in found.note
+
+
+@pytest.mark.parametrize(
+    "mean, ratio, said", [(0.0018, 40.0, r"(39|4\d) \["), (0.0, 1.0, r"\? \[0.00, ∞\] times")]
+)
+def test_a_ratio_has_at_most_three_digits_and_may_be_unknown(mean, ratio, said):
+    assert re.search(f": infer is from train {said}", judge(rounds(mean, ratio)).rounding)
+
+
+def test_where_a_check_fails_no_cell_agrees_to_anything():
+    found = judge(rounds(0.018, 1.0))
+    assert found.rounding.startswith("agrees to bfloat16 rounding: ")
+    kind = SimpleNamespace(source="", invalidates=lambda of: isinstance(of, FormatCertificate))
+    check = SimpleNamespace(kind=kind, workload="workload")
+    cell = SimpleNamespace(kind=certificate(False), workload="workload")
+    failed = replace(found, section="observability", outcome="violated", rounding="")
+    kept, _ = _after_preconditions((cell, check), [found, failed])
+    assert (kept.outcome, kept.rounding) == ("inconclusive", "")
+    assert unsound(made.FORMAT, "copied").cells[0].rounding == ""
 
 
 def test_a_run_at_the_limit_is_seldom_decided():

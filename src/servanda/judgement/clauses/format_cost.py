@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -83,9 +82,7 @@ class FormatCertificate(Certificate):
 
     def weigh(self, cell: Cell, view: View) -> Grown:
         own = super().weigh(cell, view)
-        pairs = MeanRatio(ratios(self.times))
-        if FORMAT in view.peers:
-            pairs = self._pairs(cell, view)
+        pairs = self._pairs(cell, view) if FORMAT in view.peers else MeanRatio(ratios(self.times))
         return FormatGrown(own.process, own.below, own.above, pairs)
 
     def _pairs(self, cell: Cell, view: View) -> MeanRatio:
@@ -137,8 +134,8 @@ class FormatCertificate(Certificate):
         e_violated = min(own.e_violated, peak([p.growth()[1] for p in pairs], cell.claim))
         noise = None if floor is None else self.feed.value(floor)
         class_, words = self._words(total, look)
-        own = own.but(floor=noise, e_holds=e_holds, e_violated=e_violated)
-        own = own.but(rounding=f"{class_}: {words}")
+        rounding = f"{class_}: {words}"
+        own = own.but(floor=noise, e_holds=e_holds, e_violated=e_violated, rounding=rounding)
         beyond = own.value is not None and own.value > self.feed.value(self.feed.limit)
         if beyond:
             known = Tally.of([r.process for r in rounds]).known
@@ -161,12 +158,17 @@ class FormatCertificate(Certificate):
     def _words(self, pairs: MeanRatio, look: Interim) -> tuple[str, str]:
         """The class of the difference, and its size beside the cost of the format."""
         low, high = pairs.interval(look.alpha)
-        top = "∞" if math.isinf(high) else f"{high:.2f}"
-        class_ = f"differs about as {self.format} rounding does"
-        if high <= self.times:
-            class_ = f"agrees to {self.format} rounding"
-        elif low > self.times:
-            class_ = f"differs by more than {self.format} rounding"
+        how = "agrees to" if high <= self.times else "differs by more than"
+        class_ = f"{how} {self.format} rounding"
+        if low <= self.times < high:
+            class_ = f"differs about as {self.format} rounding does"
         than = "train is from float32" if self.whole else f"train in {self.format} is"
         what = "infer is from float32" if self.whole else "infer is from train"
-        return class_, f"{what} {pairs.value:.2f} [{low:.2f}, {top}] times as far as {than}"
+        value, low, high = map(_shown, (pairs.value, low, high))
+        return class_, f"{what} {value} [{low}, {high}] times as far as {than}"
+
+
+def _shown(ratio: float) -> str:
+    """A ratio in three digits; "?" where both distances are 0 on every token."""
+    text = f"{ratio:.2f}" if ratio < 10 else f"{ratio:,.0f}"
+    return {"nan": "?", "inf": "∞"}.get(text, text)
