@@ -108,9 +108,11 @@ def check(
     Raises:
         ContractError, MeasurementError, Interrupted: as in load, compile and measure.
     """
+    from servanda.engines import worker
+    from servanda.runner.host_memory import refuse_oversize
     from servanda.runner.measurement import unwatched
     from servanda.runner.round_advice import advised
-    from servanda.runner.round_files import read_rounds
+    from servanda.runner.round_files import SIDES, read_rounds
     from servanda.runner.run_directory import opened
     from servanda.runner.sequential import concluded, gather, named
 
@@ -128,6 +130,8 @@ def check(
         from servanda.runner.precision_ladder import refuse_ladder
 
         refuse_ladder(contract)
+    if open in (spawn, worker.spawn):  # other kernels run elsewhere, or are open already
+        refuse_oversize({side: getattr(contract.kernels, side) for side in SIDES} | plan.further)
     opening = open
     with opened(root, fresh=fresh) as run, ExitStack() as stack:
         plan = replace(plan, attempt=run.attempt)
