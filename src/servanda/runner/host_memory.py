@@ -8,22 +8,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from servanda.contract.model import Kernel
-from servanda.engines.folder import (
-    checkpoint_folder,
-    read_json,
-    reading,
-    tensor_header,
-    weight_files,
-)
+from servanda.engines import folder
 from servanda.errors import MeasurementError
 
-# dtype -> its name in a file, and the bytes of a number
-_STORED = {
-    "float64": ("F64", 8),
-    "float32": ("F32", 4),
-    "bfloat16": ("BF16", 2),
-    "float16": ("F16", 2),
-}
+# of a number in a file, which ends in its bits
+_STORED = {"float64": "F64", "float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 
 
 def refuse_oversize(kernels: Mapping[str, Kernel]) -> None:
@@ -55,17 +44,19 @@ def weight_bytes(kernel: Kernel) -> int:
     on_gpu = (kernel.device or "cpu") != "cpu"
     if kernel.engine != "transformers" or on_gpu or "offload" in (kernel.options or {}):
         return 0
-    own, size = _STORED[kernel.dtype]
-    converted = {name for name, _ in _STORED.values()} - {own}
-    with suppress(MeasurementError), reading(Path()):  # its engine says what is wrong with a folder
-        folder = checkpoint_folder(kernel.model)
-        tied = read_json(folder / "config.json").get("tie_word_embeddings", True)
-        tensors = [t for f in weight_files(folder) for t in tensor_header(f)[0].items()]
-        return size * sum(
+    own = _STORED[kernel.dtype]
+    with suppress(MeasurementError), folder.reading(Path()):  # its engine says what is wrong
+        place = folder.checkpoint_folder(kernel.model)
+        tied = folder.read_json(place / "config.json").get("tie_word_embeddings", True)
+        headers = (folder.tensor_header(file)[0] for file in folder.weight_files(place))
+        converted = (
             math.prod(entry["shape"])
-            for name, entry in tensors
-            if entry["dtype"] in converted and not (tied and name == "lm_head.weight")
+            for header in headers
+            for name, entry in header.items()
+            if entry["dtype"] in {*_STORED.values()} - {own}
+            and not (tied and name == "lm_head.weight")
         )
+        return sum(converted) * int(own[-2:]) // 8
     return 0
 
 

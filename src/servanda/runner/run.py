@@ -112,7 +112,7 @@ def check(
     from servanda.runner.host_memory import refuse_oversize
     from servanda.runner.measurement import unwatched
     from servanda.runner.round_advice import advised
-    from servanda.runner.round_files import SIDES, read_rounds
+    from servanda.runner.round_files import read_rounds
     from servanda.runner.run_directory import opened
     from servanda.runner.sequential import concluded, gather, named
 
@@ -131,7 +131,7 @@ def check(
 
         refuse_ladder(contract)
     if open in (spawn, worker.spawn):  # other kernels run elsewhere, or are open already
-        refuse_oversize({side: getattr(contract.kernels, side) for side in SIDES} | plan.further)
+        refuse_oversize(plan.kernels)
     opening = open
     with opened(root, fresh=fresh) as run, ExitStack() as stack:
         plan = replace(plan, attempt=run.attempt)

@@ -238,10 +238,11 @@ def prepare(options: Options, engines: Engines) -> Comparison:
     key += [read_corpus(options.golden).digest if options.golden else ""]
     slug = f"{_slug(options.b)}-vs-{_slug(options.a)}"[:60].strip("-.") + f"-{digest_of(key)[:6]}"
     folder = options.run_dir or run.RUNS / slug
-    other = _format(template, sides)
-    if engines.open_anew is spawn:
-        further = {FORMAT: other.kernel} if isinstance(other, FormatKernel) else {}
-        refuse_oversize(sides.kernels | further)
+    asked = any(clause.times_format for clause in template.statistical)
+    other = format_kernel(sides.train, sides.infer) if asked else None
+    kernels = sides.kernels | ({FORMAT: other.kernel} if isinstance(other, FormatKernel) else {})
+    if engines.open_anew is spawn:  # other kernels run elsewhere
+        refuse_oversize(kernels)
     ids = encoded(corpus, engines.get(sides.infer, "infer"), sampling.max_new_tokens)
     answers = answer_lengths(folder / CONTRACT, ids, sampling, sides, engines)
     rules, left_out = starting_slices(
@@ -300,21 +301,10 @@ def prepare(options: Options, engines: Engines) -> Comparison:
             f"{DREW} {' '.join(map(str, answers))}",
         ),
         # an engine of another package decides its own batch size
-        unrecorded=()
-        if {k.engine for k in sides.kernels.values()} <= {*BUILTIN}
-        else ("batch_size",),
+        unrecorded=() if {k.engine for k in kernels.values()} <= {*BUILTIN} else ("batch_size",),
         bitwise=expected,
     )
     return Comparison(options, sides, parts, name, corpus, golden, folder, lines)
-
-
-def _format(template: Contract, sides: Sides) -> FormatKernel | str | None:
-    """The kernel that shows what the number format costs, or why there is none.
-
-    None: no clause of the preset allows that cost.
-    """
-    asked = any(clause.times_format for clause in template.statistical)
-    return format_kernel(sides.train, sides.infer) if asked else None
 
 
 def _format_lines(other: FormatKernel | str | None) -> tuple[str, ...]:
@@ -323,11 +313,7 @@ def _format_lines(other: FormatKernel | str | None) -> tuple[str, ...]:
             f"format    A in {other.kernel.dtype} scores the same tokens: it shows what "
             f"{other.format} costs",
         )
-    return (
-        ()
-        if other is None
-        else (f"format    what the number format costs is not measured: {other}",)
-    )
+    return (f"format    what the number format costs is not measured: {other}",) if other else ()
 
 
 def _limits(template: Contract, name: str) -> tuple[float, float]:
