@@ -11,7 +11,7 @@ from servanda.contract.model import Kernel
 from servanda.engines import folder
 from servanda.errors import MeasurementError
 
-# of a number in a file, which ends in its bits
+# dtype -> how files name it, which ends in its bits
 _STORED = {"float64": "F64", "float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 
 
@@ -77,10 +77,10 @@ def available_bytes(root: Path = Path("/")) -> int | None:
             place, limit, held = place / "memory", "memory.limit_in_bytes", "total_rss"
         if not controllers or "memory" in controllers.split(","):
             inner = place / path.strip("/")
-            for group in (inner, *inner.parents):
+            for each in (inner, *inner.parents):
                 with suppress(OSError, ValueError, KeyError):  # no such group, or no limit
-                    most = int((group / limit).read_text())
-                    free = min(free, most - _numbers(group / "memory.stat")[held])
+                    most = int((each / limit).read_text())
+                    free = min(free, most - _numbers(each / "memory.stat")[held])
     return max(free, 0) + machine.get("SwapFree", 0) * 1024
 
 
