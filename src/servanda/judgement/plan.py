@@ -105,10 +105,11 @@ class Plan:
         return other.kernel if isinstance(other, FormatKernel) else None
 
     @property
-    def further(self) -> dict[str, Kernel]:
-        """The kernels beside train and infer, by side."""
-        others = {"stable": self.stable, FORMAT: self.format}
-        return {side: kernel for side, kernel in others.items() if kernel is not None}
+    def kernels(self) -> dict[str, Kernel]:
+        """The kernels that are open at once, by side; train and infer come first."""
+        further = {"stable": self.stable, FORMAT: self.format}
+        of = {"train": self.contract.kernels.train, "infer": self.contract.kernels.infer}
+        return of | {side: kernel for side, kernel in further.items() if kernel is not None}
 
     def offered(self, cell: Cell) -> int:
         """Largest expected number of units of a cell over the whole run: tokens or groups."""

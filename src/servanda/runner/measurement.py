@@ -404,9 +404,7 @@ class Measurement:
 
     def _start(self) -> None:
         self.scorer = scorer_of(self.plan)  # report a reward that cannot be loaded at once
-        kernels = {side: getattr(self.plan.contract.kernels, side) for side in SIDES}
-        kernels |= self.plan.further
-        self.kernels: dict[str, Kernel] = kernels
+        self.kernels = kernels = self.plan.kernels
         self.pools = {side: ThreadPoolExecutor(1, side) for side in kernels}
         for pool in self.pools.values():
             self._stack.callback(pool.shutdown, cancel_futures=True)

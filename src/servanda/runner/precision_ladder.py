@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -61,8 +61,7 @@ def measured_ladder(plan: Plan, open_: Open, watch: Watch) -> tuple[Rung, ...]:
         MeasurementError: there are no texts.
     """
     train = plan.contract.kernels.train
-    with ExitStack() as stack:
-        reference = _opened(stack, open_, train, "train")
+    with closing(open_(train, "train")) as reference:
         texts = _texts(plan, reference)
         infer = plan.contract.kernels.infer
         rungs = [_rung(str(infer), infer, open_, reference, texts, candidate=True)]
@@ -72,12 +71,6 @@ def measured_ladder(plan: Plan, open_: Open, watch: Watch) -> tuple[Rung, ...]:
             rungs.append(_rung(name, kernel, open_, reference, texts))
         watch(Progress("precision ladder", len(RUNGS), len(RUNGS)))
     return tuple(rungs)
-
-
-def _opened(stack: ExitStack, open_: Open, kernel: Kernel, side: str) -> Engine:
-    engine = open_(kernel, side)
-    stack.callback(engine.close)
-    return engine
 
 
 def _texts(plan: Plan, reference: Engine) -> list[tuple[int, ...]]:
@@ -103,8 +96,7 @@ def _rung(
 ) -> Rung:
     """The distance of a kernel; a format that cannot hold this model says so."""
     try:
-        with ExitStack() as stack:
-            engine = _opened(stack, open_, kernel, "infer")
+        with closing(open_(kernel, "infer")) as engine:
             if not engine.describe().full_logits:
                 raise MeasurementError(f"engine {kernel.engine!r} gives no full logits")
             columns = exact_columns(Trace.join([*_pieces(kernel, reference, engine, texts)]))

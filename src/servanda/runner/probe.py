@@ -73,8 +73,7 @@ def probe(plan: Plan, engines: Engines, watch: Watch) -> tuple[Lengths, Probe | 
         IdentityError: the kernels run different policies.
         MeasurementError: an engine failed.
     """
-    kernels = {side: getattr(plan.contract.kernels, side) for side in ("train", "infer")}
-    kernels |= plan.further
+    kernels = plan.kernels
     watch(Progress("loading the kernels", 0, len(kernels)))
     opened = {side: engines.get(kernel, side) for side, kernel in kernels.items()}
     described = {side: engine.describe() for side, engine in opened.items()}

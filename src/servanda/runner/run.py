@@ -108,6 +108,8 @@ def check(
     Raises:
         ContractError, MeasurementError, Interrupted: as in load, compile and measure.
     """
+    from servanda.engines import worker
+    from servanda.runner.host_memory import refuse_oversize
     from servanda.runner.measurement import unwatched
     from servanda.runner.round_advice import advised
     from servanda.runner.round_files import read_rounds
@@ -128,6 +130,8 @@ def check(
         from servanda.runner.precision_ladder import refuse_ladder
 
         refuse_ladder(contract)
+    if open in (spawn, worker.spawn):  # other kernels run elsewhere, or are open already
+        refuse_oversize(plan.kernels)
     opening = open
     with opened(root, fresh=fresh) as run, ExitStack() as stack:
         plan = replace(plan, attempt=run.attempt)

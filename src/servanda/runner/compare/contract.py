@@ -17,8 +17,10 @@ from servanda.contract.identity import digest_of, same_policy
 from servanda.contract.model import Contract
 from servanda.contract.workload import WorkloadSampling
 from servanda.engines import BUILTIN
+from servanda.engines.worker import spawn
 from servanda.errors import ContractError, MeasurementError
 from servanda.judgement import plan as planning
+from servanda.judgement.clauses.base import FORMAT
 from servanda.judgement.clauses.format_cost import FormatKernel, format_kernel
 from servanda.judgement.contract_text import Parts, completed
 from servanda.judgement.cost import Cost, cost_of
@@ -27,6 +29,7 @@ from servanda.judgement.slice_choice import starting_slices
 from servanda.judgement.verdict import Verdict
 from servanda.runner import load, run
 from servanda.runner.compare.sides import Sides, fitting_preset, roles, sides_of, who
+from servanda.runner.host_memory import refuse_oversize
 from servanda.runner.measurement import Watch, unwatched
 from servanda.runner.probe import Engines, encoded, probe
 from servanda.runner.round_files import in_order
@@ -236,6 +239,11 @@ def prepare(options: Options, engines: Engines) -> Comparison:
     key += [read_corpus(options.golden).digest if options.golden else ""]
     slug = f"{_slug(options.b)}-vs-{_slug(options.a)}"[:60].strip("-.") + f"-{digest_of(key)[:6]}"
     folder = options.run_dir or run.RUNS / slug
+    asked = any(clause.times_format for clause in template.statistical)
+    other = format_kernel(sides.train, sides.infer) if asked else None
+    kernels = sides.kernels | ({FORMAT: other.kernel} if isinstance(other, FormatKernel) else {})
+    if engines.open_anew is spawn:  # other kernels run elsewhere
+        refuse_oversize(kernels)
     ids = encoded(corpus, engines.get(sides.infer, "infer"), sampling.max_new_tokens)
     answers = answer_lengths(folder / CONTRACT, ids, sampling, sides, engines)
     rules, left_out = starting_slices(
@@ -257,7 +265,7 @@ def prepare(options: Options, engines: Engines) -> Comparison:
         f"slices    {sliced_by}",
         *(f"          {note}" for note in left_out),
         *claimed,
-        *_format_lines(template, sides),
+        *_format_lines(other),
     )
     no_golden = "no golden texts were given (--golden)"
     if sides.pack is not None:
@@ -294,23 +302,19 @@ def prepare(options: Options, engines: Engines) -> Comparison:
             f"{DREW} {' '.join(map(str, answers))}",
         ),
         # an engine of another package decides its own batch size
-        unrecorded=() if {k.engine for k in sides.kernels} <= {*BUILTIN} else ("batch_size",),
+        unrecorded=() if {k.engine for k in kernels.values()} <= {*BUILTIN} else ("batch_size",),
         bitwise=expected,
     )
     return Comparison(options, sides, parts, name, corpus, golden, folder, lines)
 
 
-def _format_lines(template: Contract, sides: Sides) -> tuple[str, ...]:
-    """Whether the run shows what the number format costs, if the preset allows that."""
-    if not any(clause.times_format for clause in template.statistical):
-        return ()
-    other = format_kernel(sides.train, sides.infer)
+def _format_lines(other: FormatKernel | str | None) -> tuple[str, ...]:
     if isinstance(other, FormatKernel):
         return (
             f"format    A in {other.kernel.dtype} scores the same tokens: it shows what "
             f"{other.format} costs",
         )
-    return (f"format    what the number format costs is not measured: {other}",)
+    return (f"format    what the number format costs is not measured: {other}",) if other else ()
 
 
 def _limits(template: Contract, name: str) -> tuple[float, float]:

@@ -24,9 +24,10 @@ class Sides:
     pack: Pack | None = None
 
     @property
-    def kernels(self) -> tuple[Kernel, ...]:
-        """All running kernels."""
-        return tuple(k for k in (self.train, self.infer, self.stable) if k is not None)
+    def kernels(self) -> dict[str, Kernel]:
+        """All running kernels, by side."""
+        named = {"train": self.train, "infer": self.infer, "stable": self.stable}
+        return {side: kernel for side, kernel in named.items() if kernel is not None}
 
     @property
     def one_kernel(self) -> bool:
