@@ -21,7 +21,7 @@ BUDGET = {
     "report": 4800,
     "runner": 7145,
     "rl": 23542,
-    "authoring": 5535,
+    "authoring": 5511,
     "cli": 6612,
     "root": 516,
     "promotion": 4618,
@@ -30,7 +30,7 @@ BUDGET = {
 ASIDE = {".html": 466, ".css": 173, ".js": 130, ".c": 198}  # suffix -> lines under src
 # tests: with those of the same steps three ways, of prices, of strangers' contracts, of observers
 # that fail, of what help texts state, of the real language model, and of a number format's cost
-OUTSIDE = {"tests": 99_685, "benchmarks": 16_000}
+OUTSIDE = {"tests": 99_680, "benchmarks": 16_000}
 LONGEST_FILE, LONGEST_FUNCTION = 900, 60
 # functions that are longer; the list only shrinks
 LONG = {
