@@ -19,7 +19,7 @@ BUDGET = {
     "judgement": 13468,
     "engines": 14956,
     "report": 4800,
-    "runner": 7145,
+    "runner": 7131,
     "rl": 23542,
     "authoring": 5511,
     "cli": 6612,
