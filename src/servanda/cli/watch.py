@@ -9,8 +9,7 @@ from pathlib import Path
 import click
 
 from servanda.cli.dump import refuse_run
-from servanda.cli.options import FILE, PLACE, shared, together
-from servanda.cli.stdout import show
+from servanda.cli.options import FILE, PLACE, shared, show, together
 from servanda.judgement.verdict import EXIT_CODES
 from servanda.rl.watch.dump import WatchOptions
 from servanda.rl.watch.loop import WatchLoop

@@ -64,10 +64,9 @@ from servanda.runner.round_files import SIDES, batch_of, in_order, peers, round_
 from servanda.runner.run_directory import RunDirectory
 from servanda.theory.sampling import Sampling, uniforms
 from servanda.traces.corpus import Corpus, joined
-from servanda.traces.latency import Timing
 from servanda.traces.serialization import from_plain
 from servanda.traces.token_history import with_history
-from servanda.traces.trace import Batch, Trace, align, answered, some, with_ends
+from servanda.traces.trace import Batch, Timing, Trace, align, answered, some, with_ends
 
 # Scoring: the reward of a response, by a built-in rule or the contract's own function.
 #

@@ -42,9 +42,8 @@ from servanda.registry import did_you_mean, quoted
 from servanda.theory.divergence.base import DIVERGENCES
 from servanda.theory.divergence.calibration import CALIBRATION
 from servanda.theory.stats.agreement import Agreement
-from servanda.traces.latency import Timing
 from servanda.traces.request_log import Assignment
-from servanda.traces.trace import Trace, TracePair, some
+from servanda.traces.trace import Timing, Trace, TracePair, some
 
 MOST_TOKENS = 20_000_000  # of one case; a minute of weighing
 

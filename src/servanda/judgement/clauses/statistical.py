@@ -31,9 +31,6 @@ from servanda.theory.stats.interval import interval, units_at_best, units_to_dec
 from servanda.theory.stats.log_moment import LogMoment
 
 if TYPE_CHECKING:
-    from servanda.contract.clause import Clause
-    from servanda.judgement.clauses.base import Array
-    from servanda.judgement.clauses.statistical import Feed
     from servanda.judgement.slices.rules import Known
 
 # divergences of a sampled token that depend only on log p - log q
@@ -526,10 +523,6 @@ def _gap(inside: Process, outside: Process, alpha: float) -> tuple[float, float]
     """The anytime-valid interval of p(S) - q(S) at confidence 1 - alpha."""
     ends = [2 * interval(process, shared(alpha, 2))[1] - 1 for process in (inside, outside)]
     return -ends[0], ends[1]
-
-
-if TYPE_CHECKING:
-    from servanda.contract.clause import Clause
 
 
 # Limits relative to a measurement: the noise floor of the two kernels, or the stable kernel.
