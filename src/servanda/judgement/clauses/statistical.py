@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -23,15 +23,13 @@ from servanda.judgement.clauses.base import (
     blank,
     peak,
 )
+from servanda.judgement.slices.rules import Known
 from servanda.theory.divergence.base import DIVERGENCES
 from servanda.theory.stats.alpha import shared
 from servanda.theory.stats.bets import mixed, weights_above, weights_below
 from servanda.theory.stats.group_ratio import GroupRatio
 from servanda.theory.stats.interval import interval, units_at_best, units_to_decide
 from servanda.theory.stats.log_moment import LogMoment
-
-if TYPE_CHECKING:
-    from servanda.judgement.slices.rules import Known
 
 # divergences of a sampled token that depend only on log p - log q
 RATIO_METRICS = (
