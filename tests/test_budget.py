@@ -13,18 +13,18 @@ SRC = ROOT / "src" / "servanda"
 
 # lines of *.py, as `ruff format` writes them; templates, styles, scripts and C are counted apart
 BUDGET = {
-    "theory": 6533,
-    "traces": 1746,
+    "theory": 6492,
+    "traces": 1744,
     "contract": 2712,
-    "judgement": 13468,
-    "engines": 14956,
+    "judgement": 13409,
+    "engines": 14948,
     "report": 4800,
-    "runner": 7145,
-    "rl": 23542,
-    "authoring": 5535,
-    "cli": 6612,
+    "runner": 7119,
+    "rl": 23517,
+    "authoring": 5507,
+    "cli": 6573,
     "root": 516,
-    "promotion": 4618,
+    "promotion": 4591,
     "gateway": 14995,
 }
 ASIDE = {".html": 466, ".css": 173, ".js": 130, ".c": 198}  # suffix -> lines under src

@@ -9,10 +9,9 @@ from pathlib import Path
 import click
 
 from benchmarks.theory.report import Findings, find, markdown, text
-from servanda.cli.options import PRINTS, shared
+from servanda.cli.options import PRINTS, shared, show
 from servanda.cli.output import clear
 from servanda.cli.screen import watching
-from servanda.cli.stdout import show
 from servanda.errors import MeasurementError, ServandaError
 from servanda.report.base import format_of
 from servanda.runner.measurement import Progress

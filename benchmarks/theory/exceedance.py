@@ -8,7 +8,7 @@ import numpy as np
 
 from benchmarks.theory.base import Trial, challenge
 from benchmarks.theory.random_kernels import distributions, near
-from servanda.theory.bounds.logits import tv_from_exceedance
+from servanda.theory.bounds.drift import tv_from_exceedance
 
 
 @challenge("tv_from_exceedance")

@@ -21,7 +21,7 @@ from benchmarks.theory.theorems.logits import (
     tv_from_log_ratio,
     tv_from_osc_pmax,
 )
-from servanda.theory.bounds.logits import abs_log_ratio_from_osc, kl_from_osc, tv_from_osc
+from servanda.theory.bounds.drift import abs_log_ratio_from_osc, kl_from_osc, tv_from_osc
 
 Floats = NDArray[np.float64]
 

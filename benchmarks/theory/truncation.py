@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from benchmarks.theory.base import Trial, challenge
 from benchmarks.theory.random_kernels import distributions
 from benchmarks.theory.theorems.truncation import truncation_sets, tv_truncated_interval
-from servanda.theory.bounds.logits import tv_from_osc
+from servanda.theory.bounds.drift import tv_from_osc
 from servanda.theory.sampling import Sampling, processed_logprobs
 
 Floats = NDArray[np.float64]

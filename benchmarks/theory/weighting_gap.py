@@ -10,8 +10,9 @@ from benchmarks.theory.base import Floats, Trial, challenge
 from benchmarks.theory.importance_weights import psis
 from benchmarks.theory.random_kernels import distributions, near
 from benchmarks.theory.theorems.weighting_gap import tis_gap_from_chi2
-from servanda.theory.bounds.importance_weights import PSI, Psi
-from servanda.theory.bounds.weighting_gap import (
+from servanda.theory.bounds.importance_weights import (
+    PSI,
+    Psi,
     missing_mass,
     weight_gap_from_log_ratio,
     weight_gap_from_tv,

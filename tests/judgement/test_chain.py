@@ -11,8 +11,8 @@ from benchmarks.theory.random_kernels import distributions, near
 from servanda.judgement.bound_chain.chain import Rest, chain, rest
 from servanda.report.chain_text import chain_text
 from servanda.runner import run
+from servanda.theory.bounds.drift import tv_from_exceedance, tv_from_osc
 from servanda.theory.bounds.gradient import LOGIT_SCORE_NORM, policy_gradient_bias, ratio_budget
-from servanda.theory.bounds.logits import tv_from_exceedance, tv_from_osc
 from servanda.theory.bounds.sequence import sequence_tv_from_osc, sequence_tv_from_token_tv
 from servanda.theory.bounds.theorem import THEOREMS
 from servanda.theory.sampling import Sampling, processed_logprobs

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from servanda.errors import MeasurementError
-from servanda.judgement import verdict_table
+from servanda.judgement import verdict as verdict_module
 from servanda.rl.monitor.step import Step
 from tests.report import made
 
@@ -42,7 +42,7 @@ def test_a_data_frame_has_the_same_cells():
 
 
 def test_without_pandas_the_error_names_the_extra(monkeypatch):
-    monkeypatch.setattr(verdict_table, "find_spec", lambda _: None)
+    monkeypatch.setattr(verdict_module, "find_spec", lambda _: None)
     with pytest.raises(MeasurementError, match=r"servanda\[pandas\]"):
         made.VERDICTS["holds"].to_pandas()
 

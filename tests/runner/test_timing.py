@@ -19,8 +19,7 @@ from servanda.judgement.clauses.service_level import LOOKS
 from servanda.runner import run
 from servanda.runner.measurement import _open
 from servanda.theory.sampling import Sampling
-from servanda.traces.latency import Timing
-from servanda.traces.trace import Batch
+from servanda.traces.trace import Batch, Timing
 from tests import kit
 
 LOAD = "load: {{concurrency: 4}}"

@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from servanda.theory.bounds.domain import Floats, given
 from servanda.theory.bounds.drift import above_zero
-from servanda.theory.bounds.theorem import theorem
+from servanda.theory.bounds.theorem import Floats, given, theorem
 
 
 @theorem("certificate", sharp=True)

@@ -9,9 +9,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from servanda.errors import EvidenceError
-from servanda.theory.bounds.domain import Floats, given
 from servanda.theory.bounds.gradient import clip_logs
-from servanda.theory.bounds.theorem import theorem
+from servanda.theory.bounds.theorem import Floats, given, theorem
 
 
 @theorem("certificate", assumes=("sampler", "same_tokens", "one_ratio"), sharp=True)

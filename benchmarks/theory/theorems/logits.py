@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from servanda.theory.bounds.domain import Floats, given
-from servanda.theory.bounds.logits import osc_given
-from servanda.theory.bounds.theorem import DERIVED, theorem
+from servanda.theory.bounds.drift import osc_given
+from servanda.theory.bounds.theorem import DERIVED, Floats, given, theorem
 
 _ONE_ROW = ("same_filters",)
 _EXP_UP_TO = 700.0  # e^700 is a float64 yet

@@ -15,9 +15,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from servanda.errors import EvidenceError
-from servanda.theory.bounds.domain import Floats, given, log_ratios
 from servanda.theory.bounds.sequence import shortfall
-from servanda.theory.bounds.theorem import theorem
+from servanda.theory.bounds.theorem import Floats, given, log_ratios, theorem
 from servanda.theory.divergence.topk_rows import TopK
 
 _SAMPLED = ("sampler", "same_tokens")

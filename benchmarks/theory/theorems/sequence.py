@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from servanda.errors import EvidenceError
-from servanda.theory.bounds.domain import Floats, given, log_ratios
-from servanda.theory.bounds.theorem import theorem
+from servanda.theory.bounds.theorem import Floats, given, log_ratios, theorem
 
 _FINITE = sys.float_info.max
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from servanda.theory.bounds.domain import Floats, given, lengths, log_ratios
 from servanda.theory.bounds.sequence import shortfall
-from servanda.theory.bounds.theorem import theorem
+from servanda.theory.bounds.theorem import Floats, given, lengths, log_ratios, theorem
 
 
 @theorem("estimate", assumes=("sampler", "same_tokens", "support", "same_reward"), sharp=True)

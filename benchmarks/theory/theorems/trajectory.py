@@ -12,9 +12,8 @@ import math
 import numpy as np
 from numpy.typing import ArrayLike
 
-from servanda.theory.bounds.domain import Floats, given, product
 from servanda.theory.bounds.gradient import Std, group_advantage_bound
-from servanda.theory.bounds.theorem import theorem
+from servanda.theory.bounds.theorem import Floats, given, product, theorem
 
 
 def _lost(mean_weight: ArrayLike) -> Floats:

@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from servanda.errors import EvidenceError
-from servanda.theory.bounds.domain import Floats, given
-from servanda.theory.bounds.theorem import theorem
+from servanda.theory.bounds.theorem import Floats, given, theorem
 from servanda.theory.sampling import Sampling, processed_logprobs
 
 Bools = NDArray[np.bool_]

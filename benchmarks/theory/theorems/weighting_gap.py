@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from servanda.theory.bounds.domain import Floats, given
-from servanda.theory.bounds.theorem import theorem
+from servanda.theory.bounds.theorem import Floats, given, theorem
 
 
 @theorem("estimate", sharp=True)

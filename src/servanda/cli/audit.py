@@ -11,9 +11,8 @@ from pathlib import Path
 
 import click
 
-from servanda.cli.options import FILE, LOG_ROWS, shared
+from servanda.cli.options import FILE, LOG_ROWS, shared, show_as
 from servanda.cli.promotion import ledger_key
-from servanda.cli.stdout import show_as
 from servanda.errors import MeasurementError
 from servanda.gateway.controller.audit import Audit, render
 from servanda.gateway.routing.state import Transition

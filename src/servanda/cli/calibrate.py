@@ -14,9 +14,8 @@ from servanda.authoring.calibrate.default_clauses import standard
 from servanda.authoring.calibrate.limits import Calibration, Limit, accept, closed_rounds
 from servanda.authoring.calibrate.limits import calibrate as calibrated
 from servanda.authoring.calibrate.rewrite import rewritten
-from servanda.cli.options import DASH, FILE, shared
+from servanda.cli.options import DASH, FILE, shared, show, show_as
 from servanda.cli.output import refuse_place, write_text
-from servanda.cli.stdout import show, show_as
 from servanda.engines.faults import signatures
 from servanda.errors import ContractError, EvidenceError
 from servanda.judgement.clauses.base import CellVerdict

@@ -10,10 +10,9 @@ from typing import Any, NoReturn
 import click
 
 from servanda.cli.input import contract_bytes
-from servanda.cli.options import FILE, PLACE_OR_DASH, refuse_given, shared, together, until
+from servanda.cli.options import FILE, PLACE_OR_DASH, refuse_given, shared, show, together, until
 from servanda.cli.output import REPORT_OPTIONS, report_places, write
 from servanda.cli.screen import next_step, show_verdict, watching
-from servanda.cli.stdout import show
 from servanda.engines.foreign_code import code_of, keys_of
 from servanda.judgement.verdict import FORMATS
 from servanda.runner import load, run

@@ -11,10 +11,9 @@ from pathlib import Path
 import click
 
 from servanda.cli.cost_table import cost_line, plan_data, plan_lines
-from servanda.cli.options import DASH, shared, until
+from servanda.cli.options import DASH, shared, show, show_json, until
 from servanda.cli.referee_text import third_lines
 from servanda.cli.screen import next_step, show_verdict, watching
-from servanda.cli.stdout import show, show_json
 from servanda.contract.kernel_string import parse_kernel
 from servanda.engines import engine_names
 from servanda.engines.http import HTTPEngine

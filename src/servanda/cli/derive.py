@@ -16,9 +16,8 @@ from servanda.authoring.derive.derivation import Derivation
 from servanda.authoring.derive.derivation import derive as derived
 from servanda.authoring.derive.sizes import MOST
 from servanda.authoring.template import name_of
-from servanda.cli.options import PRINTS, given, shared
+from servanda.cli.options import PRINTS, given, shared, show
 from servanda.cli.output import refuse_place, write_text
-from servanda.cli.stdout import show
 from servanda.contract.kernel_string import moved_path, parse_kernel
 from servanda.contract.model import Kernel
 from servanda.contract.objective import GroupAdvantage, Weighting

@@ -14,8 +14,7 @@ from servanda.authoring.diff.difference import Difference
 from servanda.authoring.diff.report import FORMATS
 from servanda.authoring.diff.values import SIDES, Side
 from servanda.cli.input import contract_bytes, each
-from servanda.cli.options import DASH, shared
-from servanda.cli.stdout import show, show_json
+from servanda.cli.options import DASH, shared, show, show_json
 from servanda.contract.model import Contract
 from servanda.errors import ContractError
 from servanda.runner import load

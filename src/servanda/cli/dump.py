@@ -11,11 +11,10 @@ from typing import Any, NoReturn
 
 import click
 
-from servanda.cli.options import DASH, refuse_given
+from servanda.cli.options import DASH, refuse_given, show, show_json
 from servanda.cli.output import refuse_place, report_places, write, write_text
 from servanda.cli.referee_text import third_lines
 from servanda.cli.screen import show_marked, watching
-from servanda.cli.stdout import show, show_json
 from servanda.errors import ContractError
 from servanda.judgement.verdict import FORMATS
 from servanda.rl.dumps.judge import DumpOptions, judge_dump, selected_dump

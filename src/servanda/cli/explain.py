@@ -7,8 +7,7 @@ from pathlib import Path
 import click
 
 from servanda.cli.input import contract_at
-from servanda.cli.options import DASH, shared
-from servanda.cli.stdout import show, show_as, show_json
+from servanda.cli.options import DASH, shared, show, show_as, show_json
 from servanda.engines.foreign_code import code_of, keys_of
 from servanda.errors import ContractError, EvidenceError
 from servanda.judgement import plan as planning

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import click
 
-from servanda.cli.options import FILE, shared
+from servanda.cli.options import FILE, shared, show_as
 from servanda.cli.screen import watching
-from servanda.cli.stdout import show_as
 from servanda.contract.kernel_string import parse_kernel
 from servanda.engines import engine_names
 from servanda.engines.foreign_code import refuse_code_of_kernel

@@ -9,10 +9,9 @@ from pathlib import Path
 import click
 
 from servanda.cli.commands import HINTS
-from servanda.cli.options import PRINTS, shared
+from servanda.cli.options import PRINTS, shared, show, show_json
 from servanda.cli.output import clear
 from servanda.cli.promotion import ledger_key, opened
-from servanda.cli.stdout import show, show_json
 from servanda.contract.text_file import whole
 from servanda.errors import EvidenceError, MeasurementError
 from servanda.gateway.controller import ledger_history

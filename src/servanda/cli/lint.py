@@ -9,8 +9,7 @@ from typing import Any
 import click
 
 from servanda.cli.input import contract_bytes
-from servanda.cli.options import shared
-from servanda.cli.stdout import show, show_json
+from servanda.cli.options import shared, show, show_json
 from servanda.contract.model import Contract
 from servanda.contract.stages import course_of
 from servanda.engines.foreign_code import code_of, keys_of

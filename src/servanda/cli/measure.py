@@ -8,9 +8,8 @@ from pathlib import Path
 
 import click
 
-from servanda.cli.options import DASH, FILE_OR_DASH, shared
+from servanda.cli.options import DASH, FILE_OR_DASH, shared, show_json
 from servanda.cli.screen import watching
-from servanda.cli.stdout import show_json
 from servanda.engines.rank_processes import joined, started_by_torchrun
 from servanda.runner.compare.reference import PackOptions, measure_pack, pack_contract
 from servanda.runner.ray_engines import engines_on

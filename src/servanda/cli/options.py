@@ -1,7 +1,11 @@
-# Types of parameters, and the options of several commands: one name means one thing everywhere.
+# What commands share: types of parameters, options, and how they print.  One name means one thing
+# everywhere.
 
 from __future__ import annotations
 
+import json
+import os
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -14,6 +18,7 @@ from click.core import ParameterSource
 from servanda.contract.fields import seconds
 from servanda.engines.foreign_code import ALLOWED_HOSTS, NO_CODE, exported
 from servanda.errors import MeasurementError
+from servanda.traces.serialization import to_plain
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 DASH = "-"  # standard input or output
@@ -358,3 +363,27 @@ def shared(*names: str, help: str = "", **changes: Any) -> Callable[[Command], C
         parameter = filter(None, [attributes.pop("name", None)])
         options.append(click.option(option, *parameter, **attributes))
     return together(*options)
+
+
+# Standard output and standard error of every command.
+
+
+def show(text: str, *, err: bool = False) -> None:
+    """Print, though anyone who reads may have seen enough; the exit code still counts."""
+    try:
+        click.echo(text, err=err)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def show_json(data: Any, *, err: bool = False) -> None:
+    """Print data; a number that does not exist is null, an infinite one a text."""
+    show(json.dumps(to_plain(data), indent=1), err=err)
+
+
+def show_as(format_: str, data: Any, text: str, *, err: bool = False) -> None:
+    """Print data for the format json, and a text for any other."""
+    if format_ == "json":
+        show_json(data, err=err)
+    else:
+        show(text, err=err)

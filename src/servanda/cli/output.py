@@ -6,8 +6,7 @@ from pathlib import Path
 
 import click
 
-from servanda.cli.options import DASH, PRINTS, shared, together
-from servanda.cli.stdout import show
+from servanda.cli.options import DASH, PRINTS, shared, show, together
 from servanda.errors import ContractError, MeasurementError
 from servanda.judgement.verdict import FORMATS, Verdict
 from servanda.report.base import SUFFIXES, format_of

@@ -9,9 +9,8 @@ import click
 
 from servanda.cli.cost_table import HEADS, cost_line, plan_data, plan_lines, row
 from servanda.cli.input import contract_at
-from servanda.cli.options import FILE_OR_DASH, shared
+from servanda.cli.options import FILE_OR_DASH, shared, show, show_json
 from servanda.cli.screen import watching
-from servanda.cli.stdout import show, show_json
 from servanda.engines.worker import spawn
 from servanda.judgement.cost import Cost, Decides, cost_of, power_curve
 from servanda.judgement.plan import Plan

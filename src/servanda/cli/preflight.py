@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from servanda.cli.options import FILE, duration, shared
+from servanda.cli.options import FILE, duration, shared, show, show_as, show_json
 from servanda.cli.screen import watching
-from servanda.cli.stdout import show, show_as, show_json
 from servanda.engines.foreign_code import code_is_refused
 from servanda.rl.sync_drill.signals import TIMEOUT_S
 

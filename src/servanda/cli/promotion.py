@@ -15,8 +15,7 @@ from typing import Any
 import click
 
 from servanda.cli.input import contract_at
-from servanda.cli.options import FILE_OR_DASH, shared, together
-from servanda.cli.stdout import show, show_as, show_json
+from servanda.cli.options import FILE_OR_DASH, shared, show, show_as, show_json, together
 from servanda.errors import EvidenceError
 from servanda.gateway.controller.ledger_history import ledger_statuses, render
 from servanda.promotion.ledger.ledger import Ledger, open_ledger

@@ -12,9 +12,8 @@ from typing import Any
 
 import click
 
-from servanda.cli.options import shared
+from servanda.cli.options import shared, show_json
 from servanda.cli.screen import watching
-from servanda.cli.stdout import show_json
 from servanda.contract.kernel_string import parse_kernel, shown
 from servanda.contract.model import Kernel
 from servanda.engines import engine_names

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import click
 
-from servanda.cli.options import DASH, FILE_OR_DASH
+from servanda.cli.options import DASH, FILE_OR_DASH, show
 from servanda.cli.output import REPORT_OPTIONS, chosen, clear, write
 from servanda.cli.screen import show_verdict
-from servanda.cli.stdout import show
 from servanda.judgement.verdict import FORMATS
 from servanda.runner.finished_run import read, verdict_of
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager, nullcontext
 
 import click
 
-from servanda.cli.stdout import show
+from servanda.cli.options import show
 from servanda.judgement.verdict import Verdict
 from servanda.report.text import lines
 from servanda.runner.measurement import Progress, Watch, unwatched

@@ -10,9 +10,8 @@ from typing import Any
 
 import click
 
-from servanda.cli.options import shared
+from servanda.cli.options import shared, show_json
 from servanda.cli.screen import watching
-from servanda.cli.stdout import show_json
 from servanda.report.format import count
 from servanda.runner.compare.selftest import SEQUENCES, SelftestCase, selftest
 

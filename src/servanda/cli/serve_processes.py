@@ -18,13 +18,12 @@ from servanda.cli.gateway_pools import POOLS, PoolName, Say, Waits, described_po
 from servanda.cli.options import LOCAL
 from servanda.contract.model import Contract
 from servanda.engines.server.sockets import address
-from servanda.engines.tls import TRUST_HINT, distrusted, trusted
+from servanda.engines.tls import TRUST_HINT, Certificate, distrusted, trusted
 from servanda.errors import ContractError, EvidenceError, MeasurementError
 from servanda.judgement.slices.rules import LABEL
 from servanda.runner.load import load
 
 if TYPE_CHECKING:
-    from servanda.engines.tls import Certificate
     from servanda.gateway.controller.process import Settings, Supervisor
     from servanda.gateway.http.api_keys import Role
     from servanda.gateway.proxy.config import Config, Replica, Upstream

@@ -9,8 +9,7 @@ from typing import Any
 
 import click
 
-from servanda.cli.options import FILE, shared, together
-from servanda.cli.stdout import show, show_as, show_json
+from servanda.cli.options import FILE, shared, show, show_as, show_json, together
 from servanda.errors import ContractError
 from servanda.gateway.controller.web import summary
 from servanda.report.format import line

@@ -13,9 +13,8 @@ from servanda.authoring.contract_test.files import PreparedTest, files_of, prepa
 from servanda.authoring.contract_test.results import SuiteResult, junit, render
 from servanda.authoring.fault_injection import FaultCheck, fault_checks, share_caught, valid
 from servanda.cli.input import each
-from servanda.cli.options import FILE, given, shared, until
+from servanda.cli.options import FILE, given, shared, show, show_json, until
 from servanda.cli.screen import watching
-from servanda.cli.stdout import show, show_json
 from servanda.contract.model import Contract
 from servanda.engines.faults import FAULTS
 from servanda.report.format import line, wrapped

@@ -9,9 +9,8 @@ import click
 
 from servanda.authoring.schema import json_schema, schema_of_tests
 from servanda.authoring.template import name_of, starter
-from servanda.cli.options import DASH, FILE_OR_DASH, shared
+from servanda.cli.options import DASH, FILE_OR_DASH, shared, show_json
 from servanda.cli.output import write_text
-from servanda.cli.stdout import show_json
 from servanda.contract.model import EXTERNAL
 from servanda.contract.presets import PRESETS, preset_text, title
 from servanda.engines import engine_names

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import click
 
-from servanda.cli.options import FILE, shared
-from servanda.cli.stdout import show_as
+from servanda.cli.options import FILE, shared, show_as
 from servanda.contract.identity import difference_lines
 from servanda.engines.folder import config_values, read_json
 from servanda.report.format import count, number, percent

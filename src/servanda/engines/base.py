@@ -16,9 +16,8 @@ from servanda.contract.model import Kernel, Path
 from servanda.errors import MeasurementError
 from servanda.registry import Registry
 from servanda.theory.sampling import Sampling, best_columns
-from servanda.traces.latency import Timing
 from servanda.traces.request_log import Best
-from servanda.traces.trace import Batch, Trace
+from servanda.traces.trace import Batch, Timing, Trace
 
 AROUND = "(around the model)"  # what an engine does to inputs, cache and logits of its model
 CHUNK_ELEMENTS = 1 << 22  # logits travel and are reduced in pieces of about this many

@@ -33,8 +33,7 @@ from servanda.theory.sampling import (
     processed_logprobs,
     uniforms,
 )
-from servanda.traces.latency import Timing
-from servanda.traces.trace import Array, Batch, Trace
+from servanda.traces.trace import Array, Batch, Timing, Trace
 
 Record = tuple[Array, Array, Mapping[str, Array]]  # length_S, token_N, columns
 

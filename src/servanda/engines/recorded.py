@@ -50,8 +50,7 @@ from servanda.engines.folder import reading
 from servanda.errors import MeasurementError
 from servanda.theory.sampling import Sampling
 from servanda.traces.json_fields import words
-from servanda.traces.latency import Timing
-from servanda.traces.trace import Batch, Trace, some
+from servanda.traces.trace import Batch, Timing, Trace, some
 
 FORMAT = 2
 HEAD = "head.json"

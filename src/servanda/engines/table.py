@@ -25,8 +25,7 @@ from servanda.errors import MeasurementError
 from servanda.theory.divergence.precision import CAPTURES, rounded
 from servanda.theory.sampling import Ints, Sampling
 from servanda.traces.json_fields import words
-from servanda.traces.latency import Timing
-from servanda.traces.trace import Batch, Trace
+from servanda.traces.trace import Batch, Timing, Trace
 
 _SUM_SLACK = 1e-9  # rows written as decimals need not add up to the last bit
 _LARGEST = 64 << 20  # bytes of a table's file

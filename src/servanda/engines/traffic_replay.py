@@ -19,9 +19,8 @@ from servanda.contract.model import Kernel, Path
 from servanda.engines.base import about_of, padded_best
 from servanda.errors import MeasurementError
 from servanda.theory.sampling import Sampling
-from servanda.traces.latency import Timing
 from servanda.traces.request_log import Request
-from servanda.traces.trace import Batch, Trace
+from servanda.traces.trace import Batch, Timing, Trace
 
 
 class TrafficReplayEngine:

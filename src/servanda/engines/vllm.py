@@ -25,8 +25,7 @@ from servanda.engines.checkpoint import adapter_digests, adapter_folder, adapter
 from servanda.engines.vllm_launch import KEY, Reported, Rows, SequenceRecord, Tap, trace_of
 from servanda.errors import MeasurementError
 from servanda.theory.sampling import Floats, Sampling, columns_of, processed_logprobs, seed_of
-from servanda.traces.latency import Timing
-from servanda.traces.trace import Batch, Trace
+from servanda.traces.trace import Batch, Timing, Trace
 
 BEST = 8  # top-k tokens that are recorded of a draw
 TOP = 20  # and that `top` gives

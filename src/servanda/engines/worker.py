@@ -33,8 +33,7 @@ from servanda.engines.child_process import environment_of, interpreter_of
 from servanda.errors import MeasurementError, ServandaError
 from servanda.theory.sampling import Sampling
 from servanda.traces import json_fields
-from servanda.traces.latency import Timing
-from servanda.traces.trace import Batch, Trace
+from servanda.traces.trace import Batch, Timing, Trace
 
 _HEAD = struct.Struct("<QQ")
 # not `-m`, which would put the current folder first among the places to import from

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
+from html import escape
+from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
 
 from servanda.contract.clause import WHOLE
 from servanda.contract.identity import EvidenceKey
 from servanda.contract.model import EXTERNAL, Contract, Kernels
-from servanda.errors import EvidenceError
+from servanda.errors import EvidenceError, MeasurementError
 from servanda.judgement.breakdown import Advice, Breakdown, EValuePath, Rung
 from servanda.judgement.clauses.base import Cell, CellVerdict, Interim, Outcome, worst
 from servanda.judgement.clauses.fidelity import weak_guards
 from servanda.judgement.evidence import Evidence, Weighed, cut_answers
 from servanda.judgement.token_profile import Portrait, added
-from servanda.judgement.verdict_table import CellTable
 from servanda.judgement.workload_coverage import OF_A_TRAINER, uncovered
 from servanda.registry import Registry
 from servanda.theory.stats.agreement import ENOUGH, INFORMATIVE, Agreement
@@ -92,7 +94,7 @@ class BlindSpot:
 
 
 @dataclass(frozen=True)
-class Verdict(CellTable):
+class Verdict:
     """The verdict on a contract, with the verdict on every cell.
 
     Args:
@@ -196,7 +198,46 @@ class Verdict(CellTable):
     def __str__(self) -> str:
         return FORMATS["text"](self)
 
+    def to_arrow(self) -> Any:
+        """A pyarrow.Table: one row per cell, with its e-values; a missing number is null.
 
+        Metadata of the table: outcome, contract and evidence digest of the verdict.
+        """
+        pa = import_module("pyarrow")  # a heavy import, needed only for a table
+        rows = [
+            {
+                **{f.name: getattr(cell, f.name) for f in fields(cell) if f.name not in _LEFT_OUT},
+                "low": cell.interval[0] if cell.interval else None,
+                "high": cell.interval[1] if cell.interval else None,
+            }
+            for cell in self.cells
+        ]
+        about = {"outcome": self.outcome, "contract": self.contract, "evidence": self.evidence}
+        return pa.Table.from_pylist(rows).replace_schema_metadata(about)
+
+    def to_pandas(self) -> Any:
+        """The table of `to_arrow` as a pandas.DataFrame.
+
+        Raises:
+            MeasurementError: pandas is not installed.
+        """
+        if find_spec("pandas") is None:
+            raise MeasurementError(
+                "a DataFrame needs pandas, which is not installed",
+                hint="pip install 'servanda[pandas]', or use to_arrow()",
+            )
+        return self.to_arrow().to_pandas()
+
+    def _repr_html_(self) -> str:
+        return html_of(self)
+
+
+def html_of(result: object) -> str:
+    """The HTML of a result's text, for a notebook."""
+    return f"<pre>{escape(str(result))}</pre>"
+
+
+_LEFT_OUT = ("interval", "where", "assumptions")  # of a table of cells
 # the report formats; filled by the package `report`
 FORMATS: Registry[Callable[[Verdict], str]] = Registry("format", home="servanda.report.base")
 

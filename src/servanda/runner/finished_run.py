@@ -65,12 +65,16 @@ class Finished:
 
 
 @contextmanager
-def reread(root: Path, verdict: Verdict, contract: Path | None = None) -> Iterator[Finished]:
+def reread(
+    root: Path, verdict: Verdict, contract: Path | None = None, *, as_measured: bool = False
+) -> Iterator[Finished]:
     """A finished run of a run directory, which is locked meanwhile.
 
     Args:
         root: the run directory; verdict: of one of its attempts.
         contract: the file, if the run does not have its path or it has moved.
+        as_measured: by the stored contract text, independent of the file; `root` stands for the
+            folder of the file if that is gone.
 
     Raises:
         EvidenceError: the contract or its prompts are missing or differ from those of the run, or
@@ -78,36 +82,11 @@ def reread(root: Path, verdict: Verdict, contract: Path | None = None) -> Iterat
         ContractError: as in reading and compiling a contract.
         MeasurementError: another process measures in the folder, or a file is damaged.
     """
-    text, path = _contract(root, verdict, contract)
-    with _finished(root, verdict, text, path, named=contract is not None) as run:
-        yield run
-
-
-@contextmanager
-def reread_as_measured(root: Path, verdict: Verdict, folder: Path) -> Iterator[Finished]:
-    """A finished run by its stored contract text, independent of the file.
-
-    Args:
-        folder: folder of the files that the text names, if its own is gone.
-
-    Raises:
-        EvidenceError, ContractError, MeasurementError: as in `reread`.
-    """
-    hint = "`servanda check FILE` keeps it; a run by other doors does not"
-    path = _own_path(root, verdict, hint)
-    path = path if path.parent.is_dir() else folder / path.name
-    with _finished(root, verdict, verdict.circumstances.contract_text, path, named=True) as run:
-        yield run
-
-
-@contextmanager
-def _finished(
-    root: Path, verdict: Verdict, text: str, path: Path, *, named: bool
-) -> Iterator[Finished]:
+    text, path = _stored(root, verdict) if as_measured else _contract(root, verdict, contract)
     parsed = load.read(text.encode(), str(path), path.parent)
     if parsed.digest != verdict.key.contract:
         hint = "name the contract that `servanda check` measured there"
-        if not named:
+        if contract is None and not as_measured:
             hint = "it changed since: restore it, measure again with --fresh, or "
             hint += "name the one that was measured: --contract FILE"
         raise EvidenceError(
@@ -144,6 +123,12 @@ def _contract(root: Path, verdict: Verdict, named: Path | None) -> tuple[str, Pa
             hint=f"go to the folder that `servanda check` was called in, or {_NAME_IT}",
         )
     return _read(path), path  # the current file, which may have changed since
+
+
+def _stored(root: Path, verdict: Verdict) -> tuple[str, Path]:
+    path = _own_path(root, verdict, "`servanda check FILE` keeps it; a run by other doors does not")
+    path = path if path.parent.is_dir() else root / path.name
+    return verdict.circumstances.contract_text, path
 
 
 def _own_path(root: Path, verdict: Verdict, hint: str) -> Path:

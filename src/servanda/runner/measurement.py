@@ -53,10 +53,9 @@ from servanda.judgement.clauses.service_level import (
     LoadRun,
 )
 from servanda.judgement.evidence import GoldenRun, Round
-from servanda.judgement.plan import Plan
+from servanda.judgement.plan import Arrivals, Plan, Schedule, Unit
 from servanda.judgement.rewards import REWARDS, file_and_function
-from servanda.judgement.schedule import Arrivals, Schedule, Unit
-from servanda.judgement.slices.columns import CLASS_FIELDS, codes
+from servanda.judgement.slices.rules import CLASS_FIELDS, codes
 from servanda.registry import cut, did_you_mean, quoted
 from servanda.runner.batch_invariance import measure_batches, measure_corners
 from servanda.runner.golden import measure_golden
@@ -64,10 +63,9 @@ from servanda.runner.round_files import SIDES, batch_of, in_order, peers, round_
 from servanda.runner.run_directory import RunDirectory
 from servanda.theory.sampling import Sampling, uniforms
 from servanda.traces.corpus import Corpus, joined
-from servanda.traces.latency import Timing
 from servanda.traces.serialization import from_plain
 from servanda.traces.token_history import with_history
-from servanda.traces.trace import Batch, Trace, align, answered, some, with_ends
+from servanda.traces.trace import Batch, Timing, Trace, align, answered, some, with_ends
 
 # Scoring: the reward of a response, by a built-in rule or the contract's own function.
 #

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -15,14 +15,11 @@ from servanda.contract.model import Contract, Kernel
 from servanda.engines.base import Engine
 from servanda.errors import MeasurementError
 from servanda.judgement.breakdown import Rung
+from servanda.judgement.plan import Plan
 from servanda.runner.golden import both, by_length, exact_columns, text_batch
-from servanda.runner.measurement import Progress
+from servanda.runner.measurement import Open, Progress, Watch
 from servanda.runner.probe import encoded
 from servanda.traces.trace import Trace
-
-if TYPE_CHECKING:
-    from servanda.judgement.plan import Plan
-    from servanda.runner.measurement import Open, Watch
 
 TEXTS = 32  # texts that are used at most
 _COARSE: dict[str, Any] = {"dtype": "bfloat16"}

@@ -26,8 +26,7 @@ from servanda.errors import MeasurementError
 from servanda.runner.measurement import Open
 from servanda.runner.ray_cluster import Cluster, connected, node_id
 from servanda.theory.sampling import Sampling
-from servanda.traces.latency import Timing
-from servanda.traces.trace import Batch, Trace
+from servanda.traces.trace import Batch, Timing, Trace
 
 
 class RemoteEngine:

@@ -20,12 +20,12 @@ def shown(text, n=None, seed=0, tokens=1):
     return series.values(group_N, chance)
 
 
-def test_values_counts_ramps_and_lost_tokens_follow_one_another():
-    found = shown("0.5x2 0x1 -0.25 _x2 0..1x3 -inf")
-    assert len(parse("0.5x2 0x1 -0.25 _x2 0..1x3 -inf")) == 10
+def test_values_counts_and_lost_tokens_follow_one_another():
+    found = shown("0.5x2 0x1 -0.25 _x2 1x3 -inf")
+    assert len(parse("0.5x2 0x1 -0.25 _x2 1x3 -inf")) == 10
     assert found[:4].tolist() == [0.5, 0.5, 0.0, -0.25]
     assert np.isnan(found[4:6]).all()
-    assert found[6:].tolist() == [0.0, 0.5, 1.0, -math.inf]
+    assert found[6:].tolist() == [1.0, 1.0, 1.0, -math.inf]
 
 
 def test_beyond_its_end_a_series_shows_nothing():
@@ -50,12 +50,6 @@ def test_spike_has_its_share_at_its_size_and_the_total_variation_that_follows():
     assert found[found < -1] == pytest.approx(-2)
     tv = np.maximum(1 - np.exp(found), 0).mean()
     assert tv == pytest.approx(0.1 * (1 - math.exp(-2)), abs=0.004)
-
-
-def test_an_argument_may_be_a_ramp():
-    found = shown("gap(0..0.4)x3", tokens=50_000).reshape(3, -1)
-    assert found[0].tolist() == [0.0] * 50_000
-    assert found.std(axis=1)[1:] == pytest.approx([0.2, 0.4], abs=0.01)
 
 
 @pytest.mark.parametrize("limit", [0.03, 0.1, 0.2, 1 / 3])
@@ -85,13 +79,14 @@ def test_a_series_of_values_is_what_it_says(items):
         ("gap(0.1))x3", 8, "')' cannot be read", "write items such as"),
         ("gap()", 0, "gap takes sd, found 0 arguments", "write gap(sd): Normal"),
         ("gap(0.1, 2)", 0, "gap takes sd, found 2 arguments", "write gap(sd)"),
-        ("normal(0, x)", 10, "'x' cannot be read as a part of a series", "write normal(mean, sd)"),
+        ("spike(0, x)", 9, "'x' cannot be read as a part of a series", "write spike(share, size)"),
+        ("normal(0, 1)", 0, "no draw is named 'normal'", "known: gap, spike"),
         ("gap(-0.1)", 4, "gap: sd is between 0 and 50 nats", "write gap(sd)"),
-        ("gap(0.1..-1)", 4, "gap: sd is between 0 and 50 nats", "write gap(sd)"),
+        ("gap(0.1..0.2)", 4, "'0.1..0.2' cannot be read as a part of a series", "write gap(sd)"),
         ("spike(1, 2)", 6, "spike: share is between 0 and 1", "write spike(share, size)"),
         ("spike(0.1, 0)", 6, "spike: size is above 0", "write spike(share, size)"),
         ("99x4", 0, "a log ratio of 99 nats is none that two kernels show", "write -inf where"),
-        ("0.1..x4", 0, "'0.1..' cannot be read", "write items such as"),
+        ("0..0.5x4", 0, "'0..0.5' cannot be read", "write items such as"),
         ("0x9999999 0x9999", 0, "a series has at most 10,000,000 prompt groups", "a few thousand"),
         ("{braces}", 0, "'{braces}' cannot be read as a part of a series", "write items such as"),
         (256, 0, "a series is a text, found the number 256", "put it in quotes: 0x100"),

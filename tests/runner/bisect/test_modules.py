@@ -8,7 +8,7 @@ from click.testing import CliRunner
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from servanda.cli.bisect_result import module_lines  # noqa: E402
+from servanda.cli.bisect import module_lines  # noqa: E402
 from servanda.cli.main import main  # noqa: E402
 from servanda.contract.model import Kernel  # noqa: E402
 from servanda.engines import open_engine  # noqa: E402

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from servanda.errors import EvidenceError
-from servanda.theory.bounds.importance_weights import PSI
-from servanda.theory.bounds.weighting_gap import (
+from servanda.theory.bounds.importance_weights import (
+    PSI,
     missing_mass,
     weight_gap_from_log_ratio,
     weight_gap_from_tv,

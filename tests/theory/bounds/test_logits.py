@@ -15,7 +15,7 @@ from benchmarks.theory.theorems.logits import (
 )
 
 from servanda.errors import EvidenceError
-from servanda.theory.bounds.logits import abs_log_ratio_from_osc, kl_from_osc, tv_from_osc
+from servanda.theory.bounds.drift import abs_log_ratio_from_osc, kl_from_osc, tv_from_osc
 
 OF_OSC = (tv_from_osc, kl_from_osc, chi2_from_osc, hellinger2_from_osc, abs_log_ratio_from_osc)
 OSCS = (1e-12, 1e-8, 1e-3, 0.125, 0.49, 0.5, 0.51, 1.0, 3.0, 30.0, 300.0)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from servanda.errors import EvidenceError
-from servanda.theory.bounds.logits import tv_from_osc
+from servanda.theory.bounds.drift import tv_from_osc
 from servanda.theory.sampling import Sampling, processed_logprobs
 
 FILTERS = st.fixed_dictionaries(

@@ -1,8 +1,7 @@
 # Series: the log ratios of a slice's tokens, per prompt group, in one line of text.
 #
 #   0.01x400          the log ratio 0.01, in each of 400 prompt groups
-#   0..0.5x400        a ramp: 0 in the first of them, 0.5 in the last
-#   gap(0.01)x400     sampled for each token; an argument may be a ramp as well
+#   gap(0.01)x400     sampled for each token
 #   _x3               tokens without a logprob: lost
 #
 # Unit nat, one sign: log_ratio = logp_train - logp_infer.
@@ -30,14 +29,11 @@ MOST_GROUPS = 10_000_000  # of one series
 LOST = "_"
 _GRID = 2.0**40  # of log ratios; finer than any clause looks
 
-_NUMBER = r"[-+]?(?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+)(?:e[-+]?[0-9]+)?"
-_RAMP = re.compile(rf"({_NUMBER})(?:\.\.({_NUMBER}))?")
+_NUMBER = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]+)?|\.[0-9]+)(?:e[-+]?[0-9]+)?")
 _WORD = re.compile(r"(?=[^\s)])[^\s()]*(?:\([^()]*\)?)?[^\s()]*|\S")
 _COUNTED = re.compile(r"(.*?[^x])x([0-9]+)")
 _CALL = re.compile(r"([A-Za-z_]\w*)\((.*)\)")
-_NEXT_MOVE = 'write items such as "gap(0.01)x400 0.02x10 0..0.5x20 _x3"'
-
-Ramp = tuple[float, float]
+_NEXT_MOVE = 'write items such as "gap(0.01)x400 0.02x10 _x3"'
 
 
 @dataclass(frozen=True)
@@ -57,34 +53,29 @@ class Draw:
 
     Args:
         takes: names of its arguments; summary: description in one line.
-        of: (arguments, each [N], and chance) -> nats, [N].
-        refuses: the problem of a value of its arguments; "" if none.
+        of: (arguments, chance) -> nats, [N].
+        refuses: the problem of its arguments; "" if none.
     """
 
     takes: tuple[str, ...]
     summary: str
-    of: Callable[[tuple[Array, ...], Chance], Array]
+    of: Callable[[tuple[float, ...], Chance], Array]
     refuses: Callable[[tuple[float, ...]], str]
 
 
-def _gap(args: tuple[Array, ...], chance: Chance) -> Array:
-    (sd_N,) = args
-    return sd_N * chance.normal_N - sd_N**2 / 2
+def _gap(args: tuple[float, ...], chance: Chance) -> Array:
+    (sd,) = args
+    return sd * chance.normal_N - sd**2 / 2
 
 
-def _normal(args: tuple[Array, ...], chance: Chance) -> Array:
-    mean_N, sd_N = args
-    return mean_N + sd_N * chance.normal_N
-
-
-def _spike(args: tuple[Array, ...], chance: Chance) -> Array:
-    share_N, size_N = args
-    rest_N = np.log1p(-share_N * np.exp(-size_N)) - np.log1p(-share_N)
-    return np.where(chance.uniform_N < share_N, -size_N, rest_N)
+def _spike(args: tuple[float, ...], chance: Chance) -> Array:
+    share, size = args
+    rest = np.log1p(-share * np.exp(-size)) - np.log1p(-share)
+    return np.where(chance.uniform_N < share, -size, rest)
 
 
 def _spread(args: tuple[float, ...]) -> str:
-    return "" if 0 <= args[-1] <= 50 else "sd is between 0 and 50 nats"
+    return "" if 0 <= args[0] <= 50 else "sd is between 0 and 50 nats"
 
 
 def _share_and_size(args: tuple[float, ...]) -> str:
@@ -102,7 +93,6 @@ DRAWS: Mapping[str, Draw] = MappingProxyType(
             _gap,
             _spread,
         ),
-        "normal": Draw(("mean", "sd"), "Normal(mean, sd), as it is said", _normal, _spread),
         "spike": Draw(
             ("share", "size"),
             "a share of the tokens at -size, the rest a little above 0, so that the weights "
@@ -119,17 +109,8 @@ class Item:
     """A stretch of a series: a draw, a value (draw ""), or lost tokens (draw "_")."""
 
     draw: str
-    args: tuple[Ramp, ...]
+    args: tuple[float, ...]
     count: int
-
-    def args_at(self, index_G: Array) -> tuple[Array, ...]:
-        """Each argument at the given prompt groups of this item, [G]; ramps reach both ends."""
-        part_G = index_G / max(self.count - 1, 1)
-        # an argument that does not move keeps every digit, and may be -inf
-        return tuple(
-            np.full(len(index_G), low) if low == high else low + (high - low) * part_G
-            for low, high in self.args
-        )
 
 
 @dataclass(frozen=True)
@@ -165,11 +146,10 @@ class Series:
             at_N = np.flatnonzero((group_N >= start) & (group_N < start + item.count))
             if not len(at_N) or item.draw == LOST:
                 continue
-            args = item.args_at(group_N[at_N] - start)
             if item.draw:
-                values_N[at_N] = DRAWS[item.draw].of(args, chance.at(at_N))
+                values_N[at_N] = DRAWS[item.draw].of(item.args, chance.at(at_N))
             else:
-                values_N[at_N] = args[0]
+                values_N[at_N] = item.args[0]
         # towards 0: a value that is written as the limit does not exceed it by rounding
         return np.where(np.isinf(values_N), values_N, np.trunc(values_N * _GRID) / _GRID)
 
@@ -234,11 +214,11 @@ def _item(word: str, at: int) -> Item:
     if call := _CALL.fullmatch(head):
         return Item(call[1], _arguments(call, at), int(times))
     if head == "-inf":
-        return Item("", ((-math.inf, -math.inf),), int(times))
-    return Item("", (_ramp(head, at, _NEXT_MOVE),), int(times))
+        return Item("", (-math.inf,), int(times))
+    return Item("", (_value(head, at, _NEXT_MOVE),), int(times))
 
 
-def _arguments(call: re.Match[str], at: int) -> tuple[Ramp, ...]:
+def _arguments(call: re.Match[str], at: int) -> tuple[float, ...]:
     name, inside = call[1], call[2]
     draw = DRAWS.get(name)
     if draw is None:
@@ -248,25 +228,21 @@ def _arguments(call: re.Match[str], at: int) -> tuple[Ramp, ...]:
     if len(parts) != len(draw.takes):
         message = f"{name} takes {' and '.join(draw.takes)}, found {len(parts)} arguments"
         _refuse(message, at, example)
-    ramps, offset = [], at + len(name) + 1
+    values, offset = [], at + len(name) + 1
     for part in parts:
         lead = len(part) - len(part.lstrip())
-        ramps.append(_ramp(part.strip(), offset + lead, example))
+        values.append(_value(part.strip(), offset + lead, example))
         offset += len(part) + 1
-    for end in (0, 1):
-        if wrong := draw.refuses(tuple(ramp[end] for ramp in ramps)):
-            _refuse(f"{name}: {wrong}", at + len(name) + 1, example)
-    return tuple(ramps)
+    if wrong := draw.refuses(tuple(values)):
+        _refuse(f"{name}: {wrong}", at + len(name) + 1, example)
+    return tuple(values)
 
 
-def _ramp(text: str, at: int, hint: str) -> Ramp:
-    match = _RAMP.fullmatch(text)
-    if match is None:
+def _value(text: str, at: int, hint: str) -> float:
+    if _NUMBER.fullmatch(text) is None:
         _refuse(f"{quoted(text)} cannot be read as a part of a series", at, hint)
-    low = float(match[1])
-    high = float(match[2]) if match[2] else low
-    for value in (low, high):
-        if abs(value) > 50:
-            message = f"a log ratio of {value:g} nats is none that two kernels show"
-            _refuse(message, at, "write -inf where train gives the token no mass")
-    return low, high
+    value = float(text)
+    if abs(value) > 50:
+        message = f"a log ratio of {value:g} nats is none that two kernels show"
+        _refuse(message, at, "write -inf where train gives the token no mass")
+    return value

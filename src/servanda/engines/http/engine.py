@@ -41,8 +41,7 @@ from servanda.engines.http.transport import LIMITS, Limits, Transport
 from servanda.engines.http_policy import server_url
 from servanda.errors import MeasurementError
 from servanda.theory.sampling import Sampling, seed_of
-from servanda.traces.latency import Timing
-from servanda.traces.trace import Batch, Trace
+from servanda.traces.trace import Batch, Timing, Trace
 
 # The answers of a server as one trace.
 

@@ -9,17 +9,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
+from servanda.contract.clause import Clause
+from servanda.contract.model import Contract
 from servanda.judgement.clauses.base import Cell, Kind
 from servanda.judgement.clauses.statistical import Certificate, Feed
+from servanda.judgement.slices.rules import Known
 from servanda.registry import Registry
 from servanda.theory.divergence.base import DIVERGENCES
-
-if TYPE_CHECKING:
-    from servanda.contract.clause import Clause
-    from servanda.contract.model import Contract
-    from servanda.judgement.slices.rules import Known
 
 
 class Lack(NamedTuple):

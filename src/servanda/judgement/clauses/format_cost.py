@@ -10,17 +10,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
+from servanda.contract.model import Kernel
 from servanda.judgement.clauses.base import FORMAT, Array, Cell, CellVerdict, Interim, View, peak
 from servanda.judgement.clauses.statistical import Certificate, Grown, Tally, units_of
 from servanda.theory.stats.bets import log_mean_exp
 from servanda.theory.stats.mean_ratio import MeanRatio, ratios
-
-if TYPE_CHECKING:
-    from servanda.contract.model import Kernel
 
 HALF = ("bfloat16", "float16")
 _BY_NUMBER, _BY_FORMAT = np.log(0.8), np.log(0.2)  # shares of the evidence of each rule

@@ -12,9 +12,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-from servanda.contract.clause import SAMPLE_RATIO
+from servanda.contract.clause import SAMPLE_RATIO, Clause
+from servanda.contract.model import Contract
 from servanda.judgement.clauses.base import (
     GUARDS,
     Cell,
@@ -30,10 +31,6 @@ from servanda.judgement.slices.rules import Cut
 from servanda.theory.planned_share import PlannedShare
 from servanda.traces.corpus import Prompt
 from servanda.traces.request_log import BREAKER, FAILOVER, Assignment
-
-if TYPE_CHECKING:
-    from servanda.contract.clause import Clause
-    from servanda.contract.model import Contract
 
 STAGES_WITH_SPLIT = ("canary", "full")
 _TOKENS = "request.prompt_tokens"

@@ -24,7 +24,7 @@ from servanda.judgement.clauses.base import (
 )
 from servanda.theory.stats.alpha import shared
 from servanda.theory.stats.block_bootstrap import Blocks, block_interval, level
-from servanda.traces.latency import Timing
+from servanda.traces.trace import Timing
 
 LOOKS = (10, 20, 40)  # blocks; the first is the minimum for a judgement, the last the maximum
 SERVED, RECORDED, STABLE = "infer", "recorded", "stable"  # kinds of timed requests in a block

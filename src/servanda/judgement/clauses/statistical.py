@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -23,18 +23,13 @@ from servanda.judgement.clauses.base import (
     blank,
     peak,
 )
+from servanda.judgement.slices.rules import Known
 from servanda.theory.divergence.base import DIVERGENCES
 from servanda.theory.stats.alpha import shared
 from servanda.theory.stats.bets import mixed, weights_above, weights_below
 from servanda.theory.stats.group_ratio import GroupRatio
 from servanda.theory.stats.interval import interval, units_at_best, units_to_decide
 from servanda.theory.stats.log_moment import LogMoment
-
-if TYPE_CHECKING:
-    from servanda.contract.clause import Clause
-    from servanda.judgement.clauses.base import Array
-    from servanda.judgement.clauses.statistical import Feed
-    from servanda.judgement.slices.rules import Known
 
 # divergences of a sampled token that depend only on log p - log q
 RATIO_METRICS = (
@@ -526,10 +521,6 @@ def _gap(inside: Process, outside: Process, alpha: float) -> tuple[float, float]
     """The anytime-valid interval of p(S) - q(S) at confidence 1 - alpha."""
     ends = [2 * interval(process, shared(alpha, 2))[1] - 1 for process in (inside, outside)]
     return -ends[0], ends[1]
-
-
-if TYPE_CHECKING:
-    from servanda.contract.clause import Clause
 
 
 # Limits relative to a measurement: the noise floor of the two kernels, or the stable kernel.

@@ -30,7 +30,7 @@ def export(entries: Iterable[Entry], file: TextIO) -> int:
 
 
 class ExportedStore:
-    """An exported file as a read-only store.  See `Store`.
+    """An exported file as a read-only store, with the methods of `Queries`.
 
     Raises:
         Foreign: there is no such file.

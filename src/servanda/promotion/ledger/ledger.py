@@ -38,9 +38,10 @@ from servanda.promotion.ledger.store import (
     TABLE,
     Foreign,
     Queries,
-    Store,
 )
 from servanda.promotion.sql.sqlite import FAILURES, SqliteFile
+
+Store = Queries | ExportedStore
 
 # The head checkpoint (witness): the last entry acknowledged on this machine, in a small file.
 #
@@ -170,7 +171,7 @@ _LAYOUT = {
 
 
 class SqliteStore(SqliteFile, Queries):
-    """See `Store`.
+    """A ledger in an SQLite file: for one machine.
 
     Args:
         path: path of the file.

@@ -39,7 +39,7 @@ _LAYOUT = (
 
 
 class PostgresStore(Queries):
-    """See `Store`.
+    """A ledger in a PostgreSQL database: for several machines.
 
     Args:
         url: postgresql://[user[:password]@]host[:port]/database[?options], as of libpq.

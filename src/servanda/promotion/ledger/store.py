@@ -1,13 +1,13 @@
-# The interface of stores for entries: rows and transactions, without hashes.  Queries that both SQL
-# stores share are in their common SQL.
+# Stores for entries: rows and transactions, without hashes.  Queries that both SQL stores share are
+# in their common SQL.
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import astuple
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from servanda.promotion.ledger.entry import COLUMNS, LedgerError, Row
 
@@ -19,54 +19,32 @@ class Foreign(LedgerError):  # noqa: N818 - what is there
     """The location has no ledger."""
 
 
-class Store(Protocol):
-    """Stored rows.  Its methods raise LedgerError, or Damaged if the store is damaged."""
-
-    name: str  # the location for messages, without a password
-
-    def marks(self) -> Mapping[str, str]:
-        """The data from the creation of the ledger: `schema`, and `mark` of its key."""
-        ...
-
-    def page(self, run: str | None, since: int, until: int) -> list[Row]:
-        """Some rows with since < seq <= until in order; empty only if there are no more."""
-        ...
-
-    def at(self, seq: int) -> Row | None: ...
-
-    def last(self, run: str | None = None) -> Row | None:
-        """The last row of one run or of all."""
-        ...
-
-    def runs(self) -> tuple[str, ...]: ...
-
-    def writing(self) -> AbstractContextManager[None]:
-        """An exclusive write transaction; durable once it is left without an error."""
-        ...
-
-    def insert(self, rows: Sequence[Row]) -> None: ...
-
-    def faults(self) -> Iterator[str]:
-        """The faults that the store finds: in pages and indexes, and missing triggers."""
-        ...
-
-    def close(self) -> None: ...
-
-
 TABLE, META = "servanda_ledger", "servanda_ledger_meta"
 SCHEMA = 2  # of the tables
 _COLUMNS = ", ".join(COLUMNS)
 _PAGE = 500
 
 
-class Queries(Store):
-    """The half of a `Store` that is the same in every SQL database.
+class Queries(ABC):
+    """Stored rows; the half of a store that is the same in every SQL database.
 
     A store defines the statements that create its tables (`tables`), and runs the queries, whose
-    values stand at each `?`.
+    values stand at each `?`.  Its methods raise LedgerError, or Damaged if the store is damaged.
     """
 
+    name: str  # the location for messages, without a password
     tables: ClassVar[Sequence[str]]
+
+    @abstractmethod
+    def writing(self) -> AbstractContextManager[None]:
+        """An exclusive write transaction; durable once it is left without an error."""
+
+    @abstractmethod
+    def faults(self) -> Iterator[str]:
+        """The faults that the store finds: in pages and indexes, and missing triggers."""
+
+    @abstractmethod
+    def close(self) -> None: ...
 
     @abstractmethod
     def _all(self, query: str, *values: object) -> list[tuple[Any, ...]]: ...
@@ -102,9 +80,11 @@ class Queries(Store):
             self._all(query, *astuple(row))
 
     def marks(self) -> Mapping[str, str]:
+        """The data from the creation of the ledger: `schema`, and `mark` of its key."""
         return dict(self._all(f"SELECT name, value FROM {META}"))
 
     def page(self, run: str | None, since: int, until: int) -> list[Row]:
+        """Some rows with since < seq <= until in order; empty only if there are no more."""
         of_run, values = ("", ()) if run is None else ("run = ? AND ", (run,))
         return self._rows(
             f"WHERE {of_run}seq > ? AND seq <= ? ORDER BY seq LIMIT {_PAGE}",
@@ -117,6 +97,7 @@ class Queries(Store):
         return next(iter(self._rows("WHERE seq = ?", seq)), None)
 
     def last(self, run: str | None = None) -> Row | None:
+        """The last row of one run or of all."""
         if run is None:
             rows = self._rows("ORDER BY seq DESC LIMIT 1")
         else:

@@ -20,8 +20,7 @@ from servanda.judgement.clauses.gradient import psi_of
 from servanda.judgement.escalation import action_of, rules_met
 from servanda.judgement.slices.atoms import atoms_of
 from servanda.judgement.slices.rules import Cut
-from servanda.judgement.verdict import EXIT_CODES, BlindSpot, Verdict, objection, remarks
-from servanda.judgement.verdict_table import html_of
+from servanda.judgement.verdict import EXIT_CODES, BlindSpot, Verdict, html_of, objection, remarks
 from servanda.report.cell_text import worst_promise
 from servanda.rl.dumps.checks import unasked
 from servanda.rl.follow.follow_step import FollowStep

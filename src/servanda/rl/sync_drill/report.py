@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any, NamedTuple
 
-from servanda.judgement.verdict import BlindSpot
-from servanda.judgement.verdict_table import html_of
+from servanda.judgement.verdict import BlindSpot, html_of
 from servanda.report.format import count, number
 from servanda.report.html import Sheet, Story, board
 from servanda.report.html_pictures import Markup, key
@@ -232,8 +231,6 @@ class Preflight:
 
     def to_html(self) -> str:
         """A page of HTML with the groups as a grid."""
-        from servanda.rl.sync_drill.report import page
-
         return page(self)
 
     def _repr_html_(self) -> str:

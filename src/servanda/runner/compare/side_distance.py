@@ -21,7 +21,7 @@ from servanda.errors import MeasurementError
 from servanda.judgement.evidence import Round, round_view
 from servanda.judgement.plan import Plan
 from servanda.judgement.verdict import Verdict
-from servanda.runner.finished_run import reread_as_measured
+from servanda.runner.finished_run import reread
 from servanda.runner.measurement import Open, Progress, Watch, unwatched
 from servanda.runner.probe import encoded
 from servanda.runner.round_files import batch_of, in_order
@@ -143,7 +143,7 @@ def pair_score(
         MeasurementError: A cannot score given tokens.
         EvidenceError: the run has no rounds.
     """
-    with reread_as_measured(folder, verdict, folder) as run:
+    with reread(folder, verdict, as_measured=True) as run:
         plan, rounds = run.plan, run.rounds
     assert plan.stable is not None  # A of a comparison with a referee
     engine = open(plan.stable, "stable")

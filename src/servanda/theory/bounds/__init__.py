@@ -8,7 +8,5 @@ from servanda.theory.bounds import (  # noqa: F401
     drift,
     gradient,
     importance_weights,
-    logits,
     sequence,
-    weighting_gap,
 )

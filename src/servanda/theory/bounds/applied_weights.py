@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from servanda.theory.bounds.domain import Floats
 from servanda.theory.bounds.importance_weights import Psi
+from servanda.theory.bounds.theorem import Floats
 from servanda.theory.divergence.precision import CAPTURES, captured, errors
 
 Flags = NDArray[np.bool_]

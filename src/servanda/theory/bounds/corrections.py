@@ -24,8 +24,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from servanda.theory.bounds.domain import Floats, lengths, log_ratios, over_sequences
 from servanda.theory.bounds.importance_weights import PSI, Psi, gap
+from servanda.theory.bounds.theorem import Floats, lengths, log_ratios, over_sequences
 
 Base = Literal["token", "sequence", "mean"]
 _LARGEST = 700.0  # nats: exp of more exceeds float64

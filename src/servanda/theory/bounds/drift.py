@@ -1,6 +1,6 @@
 # Drift of logits: where an osc comes from, and what it becomes on its way to a choice.
 #
-# Casts add to it and temperature scales it.  What it does to a distribution is in logits.py.
+# Casts add to it and temperature scales it.
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from servanda.errors import EvidenceError
-from servanda.theory.bounds.domain import Floats, given
-from servanda.theory.bounds.theorem import theorem
+from servanda.theory.bounds.theorem import DERIVED, Floats, given, theorem
 
 
 def above_zero(name: str, value: ArrayLike, hint: str) -> Floats:
@@ -86,3 +85,102 @@ def osc_from_rounding(abs_logit: ArrayLike, bits: int) -> Floats:
     0.125
     """
     return 2.0 * rounding_eps(abs_logit, bits)
+
+
+# Logits: what a drift of one row of logits can do to the distribution of the next token.
+#
+# log q/p of token a is drift_a - log E_p e^drift, so everything hangs on osc = max - min of
+# the drift: a common shift costs nothing.  Each divergence is largest at a drift of two
+# levels, and none is attained by a bound in |drift| alone.  Every `osc` here is that of the drift
+# of logits, in nats and >= 0.  An osc of inf is allowed: some token then has mass on one side
+# only, and the bounds say what is left to say.
+
+
+_ONE_ROW = ("same_filters",)
+# (1 + 1/2n) B_2n / (2n)! for n = 1 to 7, B the Bernoulli numbers: the series of kl_from_osc
+# in osc^2, which is exact to float64 up to _SERIES_UP_TO, where its closed form begins to be
+_KL_SERIES = (
+    1 / 8,
+    -1 / 576,
+    1 / 25_920,
+    -1 / 1_075_200,
+    1 / 43_545_600,
+    -691 * 13 / 12 / 1_307_674_368_000,
+    15 / 14 / 74_724_249_600,
+)
+_SERIES_UP_TO = 0.5
+
+
+def osc_given(osc: ArrayLike) -> Floats:
+    return given("osc", osc, hint="max - min of a drift, as the metric logit_osc_nats")
+
+
+@theorem("certificate", assumes=_ONE_ROW, sharp=True)
+def tv_from_osc(osc: ArrayLike) -> Floats:
+    """The total variation of two rows is at most tanh(osc / 4).
+
+    Returns:
+        Of the same shape, in [0, 1].  Attained by a drift of two levels on tokens of mass
+        1 / (1 + e^(osc/2)).
+
+    >>> tv_from_osc(0.125).round(5).item()
+    0.03124
+    """
+    return np.tanh(osc_given(osc) / 4)
+
+
+@theorem(
+    "certificate",
+    source=f"W. Hoeffding, JASA 1963, lemma 1 before its last step; {DERIVED}",
+    assumes=_ONE_ROW,
+    sharp=True,
+)
+def kl_from_osc(osc: ArrayLike) -> Floats:
+    """KL, either way, is at most log((e^osc - 1) / osc) - 1 + osc / (e^osc - 1), under osc^2 / 8.
+
+    Worked as a series near 0, where the closed form has no digit left.
+
+    Returns:
+        Of the same shape, nats; inf at inf.
+
+    >>> kl_from_osc([0.01, 1.0]).round(7).tolist()
+    [1.25e-05, 0.1233016]
+    """
+    osc = osc_given(osc)
+    small = np.minimum(osc, _SERIES_UP_TO) ** 2
+    series = small * np.polynomial.polynomial.polyval(small, _KL_SERIES)
+    # above 1e3 the last term is 0 in float64, and inf times 0 would be nothing
+    large = np.maximum(osc, _SERIES_UP_TO)
+    tail = np.minimum(large, 1e3)
+    tail = tail * np.exp(-tail) / -np.expm1(-tail)
+    finite = np.where(np.isinf(large), 1.0, large)
+    closed = finite - np.log(finite) + np.log(-np.expm1(-finite)) - 1.0 + tail
+    return np.where(osc <= _SERIES_UP_TO, series, np.where(np.isinf(osc), np.inf, closed))[()]
+
+
+@theorem("certificate", assumes=_ONE_ROW, sharp=True)
+def abs_log_ratio_from_osc(osc: ArrayLike) -> Floats:
+    """|log p - log q| is at most osc, for every token.
+
+    >>> abs_log_ratio_from_osc([0.0, 0.125]).tolist()
+    [0.0, 0.125]
+    """
+    return osc_given(osc) * 1.0
+
+
+@theorem("certificate", sharp=True)
+def tv_from_exceedance(rho: ArrayLike, share: ArrayLike) -> Floats:
+    """If all but a share s of tokens have |log p - log q| <= rho, TV <= s + (1-s)(1 - e^-rho).
+
+    Of infer's tokens those beyond rho may lose all their mass under train, the others a
+    factor of e^-rho.  On average over contexts too: it is linear in the share.
+
+    Args:
+        rho: nats, >= 0.
+        share: of the tokens as infer draws them, in [0, 1].
+
+    >>> tv_from_exceedance(0.2, 0.01).round(4).item()
+    0.1895
+    """
+    share = given("share", share, high=1.0)
+    return share - (1.0 - share) * np.expm1(-given("rho", rho))

@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from servanda.errors import EvidenceError
-from servanda.theory.bounds.domain import Floats, given, product
-from servanda.theory.bounds.theorem import theorem
+from servanda.theory.bounds.theorem import Floats, given, product, theorem
 
 Loss = Literal["token_mean", "sequence_sum", "sequence_mean"]
 Std = Literal["sample", "population"]

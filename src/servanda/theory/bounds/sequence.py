@@ -17,8 +17,14 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from servanda.errors import EvidenceError
-from servanda.theory.bounds.domain import Floats, given, lengths, log_ratios, over_sequences
-from servanda.theory.bounds.theorem import theorem
+from servanda.theory.bounds.theorem import (
+    Floats,
+    given,
+    lengths,
+    log_ratios,
+    over_sequences,
+    theorem,
+)
 
 _FINITE = sys.float_info.max
 _ROUNDING = 1e-9  # a bound this near to the end of its range, as a share of it, is at it

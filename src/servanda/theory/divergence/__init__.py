@@ -1,16 +1,10 @@
-# Divergences between two kernels, one file per family; the registry is filled on import.
+# Divergences between two kernels; the registry is filled on import.
 
 # these modules register their metrics
 from servanda.theory.divergence import (  # noqa: F401
-    chi2,
-    contribution,
-    entropy,
-    flip,
-    hellinger,
+    distances,
     kl,
-    le_cam,
-    osc,
     routes,
+    row_gaps,
     topk,
-    tv,
 )

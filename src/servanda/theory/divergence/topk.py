@@ -11,13 +11,15 @@ from collections.abc import Callable
 import numpy as np
 
 from servanda.theory.divergence.base import DIVERGENCES, Span, divergence
-from servanda.theory.divergence.chi2 import chi2_terms
-from servanda.theory.divergence.hellinger import hellinger2_terms
+from servanda.theory.divergence.distances import (
+    chi2_terms,
+    hellinger2_terms,
+    le_cam_terms,
+    tv_terms,
+)
 from servanda.theory.divergence.kl import js_terms, kl_reverse_terms, kl_terms
-from servanda.theory.divergence.le_cam import le_cam_terms
 from servanda.theory.divergence.pairs import Floats, Pairs
 from servanda.theory.divergence.topk_rows import TopRows
-from servanda.theory.divergence.tv import tv_terms
 
 Terms = Callable[[Pairs], Floats]
 Slope = Callable[[Floats], Floats]
