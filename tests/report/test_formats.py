@@ -261,8 +261,8 @@ def test_a_cell_says_once_how_it_stands_to_the_rounding_of_its_format(format_):
         assert top.index(whole.rounding) < top.index("The files differ.")
         assert long.rounding not in top and "differs by more" not in top
     sentences = [
-        f"agrees to bfloat16 rounding; {whole.note}",
-        f"differs by more than bfloat16 rounding; {long.note}",
+        f"{whole.rounding}; this is what bfloat16 costs: limit 1.25",
+        f"{long.rounding}; limit 1.5",
         other.rounding,
     ]
     for sentence in sentences[1:2] if format_ == "github" else sentences:

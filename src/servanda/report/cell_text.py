@@ -200,10 +200,10 @@ def sentence(cell: CellVerdict) -> str:
 
 
 def remark(cell: CellVerdict) -> str:
-    """Its note, and before it how it stands to the rounding of a number format, if measured."""
-    class_, _, ratio = cell.rounding.partition(": ")
-    rounding = class_ if ratio and ratio in cell.note else cell.rounding
-    return "; ".join(line(text) for text in (rounding, cell.note) if text)
+    """How it stands to the rounding of a number format, then its note without the same ratio."""
+    _, _, ratio = cell.rounding.partition(": ")
+    note = cell.note.replace(f"{ratio}, ", "") if ratio else cell.note
+    return "; ".join(line(text) for text in (cell.rounding, note) if text)
 
 
 def measured(cell: CellVerdict) -> str:

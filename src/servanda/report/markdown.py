@@ -76,11 +76,8 @@ def _row(cell: CellVerdict) -> list[str]:
 
 
 def _gates(verdict: Verdict) -> list[str]:
-    says = {True: "would pass", False: "would fail", None: "not measured"}
-    rows = [
-        (gate.name, gate_text(gate) if gate.passes is not None else "–", says[gate.passes])
-        for gate in gates(verdict.portraits)
-    ]
+    says = {True: "would pass", False: "would fail", None: "–"}
+    rows = [(g.name, gate_text(g), says[g.passes]) for g in gates(verdict.portraits)]
     return _plain_table(("threshold", "value", ""), rows, right=(1,))
 
 
