@@ -16,22 +16,22 @@ BUDGET = {
     "theory": 6492,
     "traces": 1744,
     "contract": 2712,
-    "judgement": 13409,
+    "judgement": 13432,
     "engines": 14948,
     "report": 4800,
-    "runner": 7214,
-    "rl": 23517,
-    "authoring": 5507,
-    "cli": 6573,
+    "runner": 7220,
+    "rl": 23538,
+    "authoring": 5510,
+    "cli": 6575,
     "root": 516,
-    "promotion": 4591,
+    "promotion": 4600,
     "gateway": 15014,
 }
 ASIDE = {".html": 466, ".css": 173, ".js": 130, ".c": 198}  # suffix -> lines under src
 # tests: with those of the same steps three ways, of prices, of strangers' contracts, of observers
 # that fail, of what help texts state, of the real language model, of a number format's
 # cost, and of memory that kernels need
-OUTSIDE = {"tests": 100_056, "benchmarks": 16_000}
+OUTSIDE = {"tests": 100_063, "benchmarks": 16_000}
 LONGEST_FILE, LONGEST_FUNCTION = 900, 60
 # functions that are longer; the list only shrinks
 LONG = {

@@ -14,8 +14,10 @@ import pytest
 from servanda.judgement.verdict import EXIT_CODES
 from servanda.rl import Monitor
 from servanda.rl.dumps.judge import DumpOptions, judge_dump
-from servanda.rl.watch.dump import DetectedSource, WatchOptions
-from servanda.rl.watch.loop import StateFile, WatchLoop
+from servanda.rl.watch.dump import WatchOptions
+from servanda.rl.watch.loop import WatchLoop
+from servanda.rl.watch.open import DetectedSource
+from servanda.rl.watch.state_file import StateFile
 from tests.features.made import WRITERS, Steps, made, measured, true_mean
 
 LIMITED = {"gradient": "tv", "clipped": "clipped"}  # clause -> the mean that it limits

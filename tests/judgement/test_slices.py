@@ -5,7 +5,7 @@ import pytest
 
 from servanda.contract.clause import SliceRule
 from servanda.contract.workload import Workload
-from servanda.judgement.plan import Schedule
+from servanda.judgement.schedule import Schedule
 from servanda.judgement.slices.rules import Cut, Term, column, cuts_of, known
 from servanda.traces.corpus import Corpus
 

@@ -8,7 +8,7 @@ import pytest
 from servanda.contract.stages import Leg
 from servanda.judgement.verdict import FORMATS
 from servanda.promotion.advance import effects_of
-from servanda.promotion.notify.sinks import lines
+from servanda.promotion.notify.slack import lines
 from servanda.promotion.run.report import cell_text
 from servanda.promotion.state import CellResult, State
 from servanda.report.format import count, number, part_of, percent

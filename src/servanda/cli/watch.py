@@ -11,9 +11,11 @@ import click
 from servanda.cli.dump import refuse_run
 from servanda.cli.options import FILE, PLACE, shared, show, together
 from servanda.judgement.verdict import EXIT_CODES
-from servanda.rl.watch.dump import DetectedSource, WatchOptions
-from servanda.rl.watch.loop import StateFile, WatchLoop, locked
+from servanda.rl.watch.dump import WatchOptions
+from servanda.rl.watch.loop import WatchLoop
+from servanda.rl.watch.open import DetectedSource
 from servanda.rl.watch.sinks import SINKS, GuardedSink
+from servanda.rl.watch.state_file import StateFile, locked
 
 _sink_options = together(
     *(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from servanda.contract.clause import WHOLE, Clause, Place, Relative, Section, Stage
 from servanda.contract.model import BEST_ONLY, EXTERNAL, PACK, Contract
@@ -36,10 +36,8 @@ from servanda.judgement.clauses.statistical import (
     RelativeToStable,
     feed_of,
 )
+from servanda.judgement.schedule import Schedule
 from servanda.theory.divergence.base import DIVERGENCES
-
-if TYPE_CHECKING:
-    from servanda.judgement.plan import Schedule
 from servanda.theory.divergence.calibration import CALIBRATION
 
 # Validity checks that every statistical clause needs, added if a contract has none.

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from servanda.judgement.clauses.base import DRAWS, Cell
-from servanda.judgement.plan import NOISE_STRIDE, Plan, Schedule
+from servanda.judgement.plan import Plan
+from servanda.judgement.schedule import NOISE_STRIDE, Schedule
 from servanda.theory.stats.reachable import reach
 from servanda.traces.corpus import Corpus
 

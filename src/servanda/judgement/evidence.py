@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,14 +16,18 @@ from numpy.typing import NDArray
 from servanda.contract.identity import EvidenceKey
 from servanda.errors import EvidenceError
 from servanda.judgement.clauses.base import DRAWS, FORMAT, SELVES, Cell, Source, View
-from servanda.judgement.plan import Plan, Schedule, Unit
+from servanda.judgement.schedule import Schedule, Unit
 from servanda.judgement.slices.atoms import SliceCodes
-from servanda.judgement.slices.rules import FIELDS, LABEL, columns
+from servanda.judgement.slices.columns import columns
+from servanda.judgement.slices.rules import FIELDS, LABEL
 from servanda.judgement.token_profile import Portrait, added, portray
 from servanda.theory.sampling import uniforms
 from servanda.theory.stats.agreement import Agreement
 from servanda.traces.corpus import Corpus
 from servanda.traces.trace import TracePair, unended
+
+if TYPE_CHECKING:
+    from servanda.judgement.plan import Plan
 
 Array = NDArray[Any]
 # measurements other than rounds (timed requests, batches, corners of the envelope): source -> data

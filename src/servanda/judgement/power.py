@@ -18,8 +18,10 @@ from numpy.typing import NDArray
 from servanda.judgement.clauses.base import Cell, CellVerdict, Interim, View
 from servanda.judgement.clauses.numerical import Values
 from servanda.judgement.evidence import Evidence
-from servanda.judgement.plan import Plan, Schedule
-from servanda.judgement.slices.rules import CLASS_FIELDS, FIELDS, columns
+from servanda.judgement.plan import Plan
+from servanda.judgement.schedule import Schedule
+from servanda.judgement.slices.columns import CLASS_FIELDS, columns
+from servanda.judgement.slices.rules import FIELDS
 from servanda.judgement.verdict import Caught
 from servanda.theory.divergence.base import DIVERGENCES
 from servanda.traces.trace import Trace, TracePair

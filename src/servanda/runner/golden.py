@@ -22,7 +22,8 @@ from servanda.engines.base import Engine
 from servanda.errors import ContractError, MeasurementError, Where
 from servanda.judgement.admission import path_of
 from servanda.judgement.evidence import GoldenRun
-from servanda.judgement.plan import NOISE_STRIDE, Plan
+from servanda.judgement.plan import Plan
+from servanda.judgement.schedule import NOISE_STRIDE
 from servanda.runner.run_directory import RunDirectory
 from servanda.theory.divergence.base import DIVERGENCES, LogitRows, exact
 from servanda.theory.divergence.topk import interval

@@ -53,9 +53,10 @@ from servanda.judgement.clauses.service_level import (
     LoadRun,
 )
 from servanda.judgement.evidence import GoldenRun, Round
-from servanda.judgement.plan import Arrivals, Plan, Schedule, Unit
+from servanda.judgement.plan import Plan
 from servanda.judgement.rewards import REWARDS, file_and_function
-from servanda.judgement.slices.rules import CLASS_FIELDS, codes
+from servanda.judgement.schedule import Arrivals, Schedule, Unit
+from servanda.judgement.slices.columns import CLASS_FIELDS, codes
 from servanda.registry import cut, did_you_mean, quoted
 from servanda.runner.batch_invariance import measure_batches, measure_corners
 from servanda.runner.golden import measure_golden

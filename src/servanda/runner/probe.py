@@ -15,7 +15,8 @@ from servanda.engines.base import Engine
 from servanda.judgement.admission import refuse_unfit
 from servanda.judgement.clauses.base import DRAWS, FORMAT
 from servanda.judgement.cost import Lengths, Probe
-from servanda.judgement.plan import Plan, Schedule
+from servanda.judgement.plan import Plan
+from servanda.judgement.schedule import Schedule
 from servanda.runner.measurement import Open, Progress, Watch
 from servanda.runner.round_files import batch_of, in_order
 from servanda.traces.corpus import Corpus

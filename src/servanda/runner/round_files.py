@@ -10,7 +10,8 @@ import numpy as np
 from servanda.errors import EvidenceError
 from servanda.judgement.clauses.base import DRAWS, FORMAT
 from servanda.judgement.evidence import Round
-from servanda.judgement.plan import Plan, Schedule, Unit
+from servanda.judgement.plan import Plan
+from servanda.judgement.schedule import Schedule, Unit
 from servanda.runner.run_directory import RunDirectory
 from servanda.traces.trace import Batch, Trace, TracePair, align, some
 

@@ -11,8 +11,9 @@ from servanda.engines.faults import signatures
 from servanda.errors import Interrupted
 from servanda.judgement.breakdown import EValuePath
 from servanda.judgement.evidence import Evidence, GoldenRun, Once, weigh, weigh_golden, weigh_once
-from servanda.judgement.plan import Plan, Schedule
+from servanda.judgement.plan import Plan
 from servanda.judgement.power import power
+from servanda.judgement.schedule import Schedule
 from servanda.judgement.verdict import Circumstances, Verdict, judge
 from servanda.runner.measurement import Measurement, Open, Progress, Watch, unwatched
 from servanda.runner.run_directory import RunDirectory

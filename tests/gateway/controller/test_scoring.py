@@ -21,7 +21,7 @@ from servanda.gateway.controller.rescoring import (
 from servanda.gateway.controller.watched_cells import select_cells
 from servanda.judgement.clauses.statistical import Certificate
 from servanda.judgement.evidence import Round, weigh
-from servanda.judgement.plan import Unit
+from servanda.judgement.schedule import Unit
 from servanda.judgement.traffic import SAMPLING, SEED, traffic_of
 from servanda.runner.load import compile, load
 from servanda.traces.request_log import request_of

@@ -15,7 +15,8 @@ from servanda.judgement.causes.slice_search import (
     mask_of,
     round_between,
 )
-from servanda.judgement.slices.rules import columns, cuts_of
+from servanda.judgement.slices.columns import columns
+from servanda.judgement.slices.rules import cuts_of
 from servanda.rl.steps.contract import contract_of, corpus_of
 from servanda.traces.corpus import Prompt
 from tests import oracles

@@ -57,7 +57,7 @@ def test_identical_kernels_have_no_gap(tmp_path):
 
 
 def test_classes_of_tokens_cut_outcomes_and_contexts():
-    from servanda.judgement.slices.rules import class_of, codes
+    from servanda.judgement.slices.columns import class_of, codes
 
     assert [class_of(t) for t in ("Ġ12", "Ġword", "Ċ", ".", "é", "\ufffd")] == [
         "digit",

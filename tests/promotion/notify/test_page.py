@@ -11,7 +11,8 @@ from servanda.contract.identity import EvidenceKey
 from servanda.contract.stages import Leg
 from servanda.promotion.advance import effects_of
 from servanda.promotion.notify.base import message
-from servanda.promotion.notify.sinks import Command, lines
+from servanda.promotion.notify.sinks import Command
+from servanda.promotion.notify.slack import lines
 from servanda.promotion.state import CellResult, Effect, RuleAction, State
 from servanda.traces.serialization import to_plain
 from tests.transcripts import blocks

@@ -4,7 +4,8 @@ import pytest
 
 from servanda.errors import ContractError, MeasurementError
 from servanda.promotion.notify.http_post import Busy
-from servanda.promotion.notify.sinks import LONGEST, Slack, Webhook, lines, section, sinks_of
+from servanda.promotion.notify.sinks import Webhook, sinks_of
+from servanda.promotion.notify.slack import LONGEST, Slack, lines, section
 from tests.promotion.notify.made import BODY, DECIDED, effect
 from tests.promotion.notify.receiving import SECRET, Receiver
 from tests.transcripts import parsed

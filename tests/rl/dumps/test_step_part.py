@@ -14,7 +14,7 @@ from servanda.judgement.clauses import token_counts
 from servanda.judgement.clauses.guards import Coherent
 from servanda.judgement.clauses.statistical import Certificate
 from servanda.judgement.evidence import Round, weigh
-from servanda.judgement.plan import Unit
+from servanda.judgement.schedule import Unit
 from servanda.rl.dumps.statistics import DumpStatistics, Measures, StepSummation
 from servanda.rl.steps import contract as of_run
 from servanda.rl.steps.blocks import paired, taken

@@ -4,7 +4,7 @@ import numpy as np
 
 from servanda.contract.identity import EvidenceKey
 from servanda.judgement.evidence import Evidence, Round, weigh
-from servanda.judgement.plan import Unit
+from servanda.judgement.schedule import Unit
 from servanda.judgement.slices.rules import LABEL
 from servanda.judgement.verdict import judge
 from servanda.rl.monitor.batch import Batch

@@ -6,8 +6,10 @@ from contextlib import suppress
 import numpy as np
 
 from servanda.judgement.clauses.base import CellVerdict
-from servanda.rl.watch.dump import DetectedSource, WatchOptions
-from servanda.rl.watch.loop import StateFile, WatchLoop
+from servanda.rl.watch.dump import WatchOptions
+from servanda.rl.watch.loop import WatchLoop
+from servanda.rl.watch.open import DetectedSource
+from servanda.rl.watch.state_file import StateFile
 from servanda.rl.watch.step import WatchedStep
 from tests.rl.dumps import made as dumps
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from servanda.cli.commands import FIRST
-from servanda.rl.watch.loop import locked
+from servanda.rl.watch.state_file import locked
 from tests.kit import servanda
 from tests.rl.watch.made import state_line
 from tests.rl.watch.test_sinks import Server

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from servanda.errors import ContractError, MeasurementError
-from servanda.rl.watch.loop import locked
+from servanda.rl.watch.state_file import locked
 from tests.rl.watch.made import Out, following, run, state_line, step
 
 

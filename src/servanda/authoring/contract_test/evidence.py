@@ -34,8 +34,10 @@ from servanda.judgement.clauses.service_level import (
     LoadRun,
 )
 from servanda.judgement.evidence import Evidence, GoldenRun, Round, weigh, weigh_golden, weigh_once
-from servanda.judgement.plan import Plan, Schedule, Unit
-from servanda.judgement.slices.rules import Cut, columns, cuts_of
+from servanda.judgement.plan import Plan
+from servanda.judgement.schedule import Schedule, Unit
+from servanda.judgement.slices.columns import columns
+from servanda.judgement.slices.rules import Cut, cuts_of
 from servanda.registry import did_you_mean, quoted
 from servanda.theory.divergence.base import DIVERGENCES
 from servanda.theory.divergence.calibration import CALIBRATION

@@ -36,7 +36,8 @@ from servanda.engines.foreign_code import refuse_outside
 from servanda.errors import ContractError, EvidenceError, Problem, Where
 from servanda.judgement.clauses.base import CellVerdict, Outcome, worst
 from servanda.judgement.escalation import asked_for
-from servanda.judgement.plan import Arrivals, Plan, Schedule, make_plan
+from servanda.judgement.plan import Plan, make_plan
+from servanda.judgement.schedule import Arrivals, Schedule
 from servanda.judgement.verdict import Verdict, judge
 from servanda.promotion.advance import Move, advance, approve, begin, override, roll_back, route_of
 from servanda.promotion.api import leg_finding

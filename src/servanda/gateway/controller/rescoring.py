@@ -28,7 +28,7 @@ from servanda.judgement.admission import as_declared, path_of, refuse_unscored
 from servanda.judgement.breakdown import Advice
 from servanda.judgement.clauses.base import View
 from servanda.judgement.evidence import agreement_of
-from servanda.judgement.slices.rules import columns
+from servanda.judgement.slices.columns import columns
 from servanda.judgement.traffic import Entrance, within
 from servanda.judgement.verdict import objection
 from servanda.runner.measurement import Open

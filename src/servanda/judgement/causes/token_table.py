@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from servanda.judgement.slices.rules import LABEL, columns
+from servanda.judgement.slices.columns import columns
+from servanda.judgement.slices.rules import LABEL
 from servanda.traces.corpus import Prompt
 from servanda.traces.trace import TracePair
 

@@ -20,7 +20,8 @@ from servanda.judgement.clauses.guards import Coverage
 from servanda.judgement.clauses.sample_ratio import Split
 from servanda.judgement.clauses.scope import known_by_name
 from servanda.judgement.evidence import Evidence, Once, weigh_once
-from servanda.judgement.plan import Arrivals, Plan
+from servanda.judgement.plan import Plan
+from servanda.judgement.schedule import Arrivals
 from servanda.judgement.slices.rules import cuts_of
 from servanda.judgement.traffic import Traffic, traffic_of
 from servanda.judgement.verdict import Verdict

@@ -12,7 +12,7 @@ import numpy as np
 
 from servanda.engines.traffic_replay import TrafficReplayEngine
 from servanda.errors import EvidenceError, MeasurementError, Where
-from servanda.judgement.plan import Arrivals
+from servanda.judgement.schedule import Arrivals
 from servanda.runner.round_files import batch_of, round_name
 from servanda.runner.run_directory import RunDirectory
 from servanda.traces.request_log import Assignment, Request, read_assignments, read_served

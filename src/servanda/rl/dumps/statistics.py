@@ -26,9 +26,11 @@ from servanda.judgement.breakdown import Removed, SequenceRow
 from servanda.judgement.clauses.guards import Counts, errors_of
 from servanda.judgement.clauses.token_counts import CellStatistics, SliceCounts
 from servanda.judgement.evidence import Evidence, Weighed, agreement_of, round_view
-from servanda.judgement.plan import Plan, Unit
+from servanda.judgement.plan import Plan
+from servanda.judgement.schedule import Unit
 from servanda.judgement.slices.atoms import Atoms, Classes, SliceCodes, atoms_of
-from servanda.judgement.slices.rules import LABEL, Cut, columns, cuts_of
+from servanda.judgement.slices.columns import columns
+from servanda.judgement.slices.rules import LABEL, Cut, cuts_of
 from servanda.judgement.token_profile import Portrait, Sums, portray
 from servanda.judgement.verdict import objection
 from servanda.report.breakdown import removed_line

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from servanda.errors import ContractError, MeasurementError
 from servanda.promotion.notify.http_post import Hook, insist
 from servanda.promotion.notify.otlp import GaugeExport
-from servanda.promotion.notify.sinks import section
+from servanda.promotion.notify.slack import section
 from servanda.registry import Registry
 from servanda.rl.watch.transitions import Alert
 from servanda.traces.serialization import to_plain

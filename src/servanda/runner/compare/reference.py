@@ -20,7 +20,8 @@ from servanda.engines.base import Engine
 from servanda.engines.recorded import Pack, PackSchedule, record
 from servanda.engines.worker import spawn
 from servanda.errors import ContractError, MeasurementError
-from servanda.judgement.plan import Plan, Schedule
+from servanda.judgement.plan import Plan
+from servanda.judgement.schedule import Schedule
 from servanda.runner import load, run
 from servanda.runner.compare.contract import SHIPPED, read_corpus, shipped
 from servanda.runner.compare.sides import refuse_missing

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from servanda.judgement.slices.rules import columns
+from servanda.judgement.slices.columns import columns
 from servanda.rl.dumps.checks.routes import ReplayCheck
 from servanda.rl.steps.blocks import paired, taken
 from servanda.traces.expert_columns import route_column
