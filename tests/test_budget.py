@@ -19,7 +19,7 @@ BUDGET = {
     "judgement": 13468,
     "engines": 14956,
     "report": 4800,
-    "runner": 7145,
+    "runner": 7232,
     "rl": 23542,
     "authoring": 5535,
     "cli": 6612,
@@ -29,8 +29,9 @@ BUDGET = {
 }
 ASIDE = {".html": 466, ".css": 173, ".js": 130, ".c": 198}  # suffix -> lines under src
 # tests: with those of the same steps three ways, of prices, of strangers' contracts, of observers
-# that fail, of what help texts state, of the real language model, and of a number format's cost
-OUTSIDE = {"tests": 99_685, "benchmarks": 16_000}
+# that fail, of what help texts state, of the real language model, of a number format's cost, and
+# of the memory that a run needs
+OUTSIDE = {"tests": 99_960, "benchmarks": 16_000}
 LONGEST_FILE, LONGEST_FUNCTION = 900, 60
 # functions that are longer; the list only shrinks
 LONG = {
