@@ -16,7 +16,7 @@ BUDGET = {
     "theory": 6492,
     "traces": 1744,
     "contract": 2712,
-    "judgement": 13432,
+    "judgement": 13431,
     "engines": 14948,
     "report": 4800,
     "runner": 7220,

@@ -22,9 +22,9 @@ ROOT = Path(__file__).parents[1]
 SRC = str(ROOT / "src" / "servanda")
 MOST = {  # journey -> files, functions
     "check DIR": (95, 737),
-    "check CONTRACT": (89, 649),
+    "check CONTRACT": (89, 652),
     "third observe": (35, 216),
-    "one request": (18, 148),
+    "one request": (19, 148),
 }
 
 SLACK = 4  # files by which a journey may be shorter before its numbers have to be lowered

@@ -107,9 +107,8 @@ class Plan:
     @property
     def kernels(self) -> dict[str, Kernel]:
         """The kernels that are open at once, by side; train and infer come first."""
-        further = {"stable": self.stable, FORMAT: self.format}
-        of = {"train": self.contract.kernels.train, "infer": self.contract.kernels.infer}
-        return of | {side: kernel for side, kernel in further.items() if kernel is not None}
+        named = dict(self.contract.kernels) | {"stable": self.stable, FORMAT: self.format}
+        return {side: kernel for side, kernel in named.items() if kernel is not None}
 
     def offered(self, cell: Cell) -> int:
         """Largest expected number of units of a cell over the whole run: tokens or groups."""

@@ -22,8 +22,8 @@ def refuse_oversize(kernels: Mapping[str, Kernel]) -> None:
         MeasurementError: they need more than `available_bytes`.  The need is a lower bound, and
             what is available an upper one, so that a refusal is always right.
     """
-    free = available_bytes()
     need = {side: n for side, kernel in kernels.items() if (n := weight_bytes(kernel))}
+    free = available_bytes() if need else None
     if free is None or sum(need.values()) <= free:
         return
     each = ", ".join(f"{side} ({kernels[side]}) {n / 2**30:,.2f} GB" for side, n in need.items())
