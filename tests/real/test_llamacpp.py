@@ -120,7 +120,9 @@ def test_a_coarser_file_is_farther_away(opened, train, prompts, drawn):
 
 
 @pytest.mark.parametrize(
-    "kernel", [{"dtype": "bfloat16"}, {"quantization": "q4_0"}, {"attention": "sdpa"}], ids=str
+    "kernel",
+    [{"dtype": "bfloat16"}, *({"quantization": f"q4_{n}"} for n in (0, 1)), {"attention": "sdpa"}],
+    ids=str,
 )
 def test_every_other_kind_runs_and_agrees_with_itself(opened, train, prompts, drawn, kernel):
     engine, batch = opened(**kernel), given(prompts, drawn)
