@@ -106,7 +106,7 @@ def write_gguf(folder: Path, path: Path, kind: str) -> None:
         with _writing(path.with_suffix(".f32")) as plain:
             _write(folder, config, stored, plain, "f32")
             _quantize(plain, made, kind)
-            plain.unlink()
+        path.with_suffix(".f32").unlink()
 
 
 @contextmanager
