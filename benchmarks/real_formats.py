@@ -58,7 +58,6 @@ VENVS = Path(os.environ.get("SERVANDA_VENVS", ROOT / ".venvs")).absolute()
 MODELS = VENVS / "real-model"
 MODEL, TRAINED = MODELS / "float32", MODELS / "trained"
 GGUF = MODELS / "SmolLM2-135M-Instruct.Q4_1.gguf"
-ONNX = "{keep}/onnx/model.onnx"
 PAGE = ROOT / "docs/results/real_model.md"
 TEXTS, TOKENS, ROWS = 24, 160, 8  # a domain's texts are joined and cut; texts of a batch
 ENDS = 32  # positions at the beginning and at the end of a text that have columns of their own
@@ -122,6 +121,7 @@ KERNELS = {
             "compiled, one by one": {"rows": 1, "compiled": True},
         }.items()
     },
+    "bfloat16 sdpa, by decode, batches of 3": _sdpa("bfloat16", path="decode", rows=3),
     "bfloat16 sdpa, by decode, padded": _sdpa("bfloat16", path="decode", padded=True),
     **{
         f"bfloat16 sdpa, by decode, KV cache {kind} (emulated)": _sdpa(
@@ -129,7 +129,7 @@ KERNELS = {
         )
         for kind in CACHES
     },
-    "ONNX Runtime float32": Run(f"onnxruntime:{ONNX}@float32"),
+    "ONNX Runtime float32": Run("onnxruntime:{keep}/onnx/model.onnx@float32"),
     "llama.cpp Q4_1, KV cache float16": _llama("float16"),
     "llama.cpp Q4_1, KV cache q8_0": _llama("q8_0"),
     "llama.cpp Q4_1, KV cache float16, by decode": _llama("float16", path="decode"),
@@ -152,6 +152,7 @@ OFF_GRID = {
     "trained on: float16 sdpa": _sdpa("float16", TRAINED),
     **{f"trained on: {n}": _sdpa(f"bfloat16{q}", TRAINED) for n, q in FORMATS.items()},
 }
+DECODED = "bfloat16 sdpa, by decode"
 ALONE = "bfloat16 sdpa, one by one"  # one text a batch: other shapes, other orders of sums
 # kernel -> another than float32 eager that it is compared with as well
 BESIDE = {
@@ -160,9 +161,8 @@ BESIDE = {
         for d in DTYPES[:2]
         for how in ("one by one", "batches of 3", "padded", "by decode", "compiled, one by one")
     },
-    "bfloat16 sdpa, by decode, padded": "bfloat16 sdpa, by decode",
-    **dict.fromkeys((k for k in KERNELS if "(emulated)" in k), "bfloat16 sdpa, by decode"),
-    "vLLM bfloat16, by decode": "bfloat16 sdpa, by decode",
+    **dict.fromkeys((k for k in KERNELS if k.startswith(DECODED + ", ")), DECODED),
+    "vLLM bfloat16, by decode": DECODED,
     "llama.cpp Q4_1, KV cache q8_0": "llama.cpp Q4_1, KV cache float16",
     "llama.cpp Q4_1, KV cache float16, by decode": "llama.cpp Q4_1, KV cache float16",
 }
