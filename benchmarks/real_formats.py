@@ -98,12 +98,20 @@ def _llama(cache: str, **how: Any) -> Run:
 
 def _vllm(dtype: str) -> Run:
     # decoded: its logits of a prompt are one Python object an entry
-    options = "option.enforce_eager=true"
-    kernel = f"vllm:{MODEL}@{dtype},{options},python={VENVS / 'vllm'}"
+    kernel = f"vllm:{MODEL}@{dtype},option.enforce_eager=true,python={VENVS / 'vllm'}"
     return Run(kernel, path="decode")
 
 
 CACHES = ("fp8_e4m3", "fp8_e5m2", "fp8_per_token_head", "int8_per_token_head")
+FORMATS = {
+    "int8 weights": "+int8_weight_only",
+    "int8 weights and activations (W8A8)": "+w8a8",
+    "int4 weights, groups of 32": "+int4_g32",
+    "fp8, a scale per channel (emulated)": "+fp8_channel",
+    "fp8, a scale per block (emulated)": "+fp8_block",
+    "MXFP8 (emulated)": "+mxfp8",
+    "NVFP4 (emulated)": "+nvfp4",
+}
 KERNELS = {
     **{
         f"{d} {a}": Run(f"transformers:{MODEL}@{d},attention={a}")
@@ -129,21 +137,13 @@ KERNELS = {
         )
         for kind in CACHES
     },
+    **{n: _sdpa(f"bfloat16{q}") for n, q in FORMATS.items() if "int4" in q or "nvfp4" in q},
     "ONNX Runtime float32": Run("onnxruntime:{keep}/onnx/model.onnx@float32"),
     "llama.cpp Q4_1, KV cache float16": _llama("float16"),
     "llama.cpp Q4_1, KV cache q8_0": _llama("q8_0"),
     "llama.cpp Q4_1, KV cache float16, by decode": _llama("float16", path="decode"),
     "vLLM float32, by decode": _vllm("float32"),
     "vLLM bfloat16, by decode": _vllm("bfloat16"),
-}
-FORMATS = {
-    "int8 weights": "+int8_weight_only",
-    "int8 weights and activations (W8A8)": "+w8a8",
-    "int4 weights, groups of 32": "+int4_g32",
-    "fp8, a scale per channel (emulated)": "+fp8_channel",
-    "fp8, a scale per block (emulated)": "+fp8_block",
-    "MXFP8 (emulated)": "+mxfp8",
-    "NVFP4 (emulated)": "+nvfp4",
 }
 # of the copy that was trained on
 OFF_GRID = {
@@ -157,9 +157,9 @@ ALONE = "bfloat16 sdpa, one by one"  # one text a batch: other shapes, other ord
 # kernel -> another than float32 eager that it is compared with as well
 BESIDE = {
     **{
-        f"{d} sdpa, {how}": f"{d} sdpa{', one by one' if 'compiled' in how else ''}"
-        for d in DTYPES[:2]
-        for how in ("one by one", "batches of 3", "padded", "by decode", "compiled, one by one")
+        k: k.split(", ")[0] + (", one by one" if "compiled" in k else "")
+        for k in KERNELS
+        if " sdpa, " in k
     },
     **dict.fromkeys((k for k in KERNELS if k.startswith(DECODED + ", ")), DECODED),
     "vLLM bfloat16, by decode": DECODED,
