@@ -47,6 +47,7 @@ KINDS = {
     "bf16": LlamaFileType.MOSTLY_BF16,
     "q8_0": LlamaFileType.MOSTLY_Q8_0,
     "q4_0": LlamaFileType.MOSTLY_Q4_0,
+    "q4_1": LlamaFileType.MOSTLY_Q4_1,
     "q4_k_m": LlamaFileType.MOSTLY_Q4_K_M,
 }
 _WRITTEN = {
@@ -105,7 +106,7 @@ def write_gguf(folder: Path, path: Path, kind: str) -> None:
         with _writing(path.with_suffix(".f32")) as plain:
             _write(folder, config, stored, plain, "f32")
             _quantize(plain, made, kind)
-            plain.unlink()
+        path.with_suffix(".f32").unlink()
 
 
 @contextmanager
@@ -193,7 +194,7 @@ def _quantize(plain: Path, made: Path, kind: str) -> None:
     if lib.llama_model_quantize(os.fsencode(plain), os.fsencode(made), options):
         raise MeasurementError(
             f"llama.cpp cannot quantise to {kind}: {last_error()}",
-            hint="q8_0 and q4_0 need widths that 32 divides, q4_k_m such that 256 does",
+            hint="q8_0, q4_0 and q4_1 need widths that 32 divides, q4_k_m such that 256 does",
         )
 
 

@@ -42,7 +42,7 @@ def test_a_kernel_runs_the_file_of_its_quantization_or_else_of_its_dtype():
 def test_a_precision_that_is_not_of_gguf_is_refused_before_anything_is_read():
     assert said(model="nowhere", quantization="int4_g32") == (
         "engine 'llamacpp' has no quantization 'int4_g32'\n"
-        "  hint: it has q8_0, q4_0, q4_k_m; leave the key out for none"
+        "  hint: it has q8_0, q4_0, q4_1, q4_k_m; leave the key out for none"
     )
     assert said(model="nowhere", dtype="float64") == (
         "engine 'llamacpp' has no dtype 'float64'\n  hint: it has float32, float16, bfloat16"
@@ -66,7 +66,7 @@ def test_a_file_that_holds_something_else_is_refused_with_what_to_write(tmp_path
     )
     assert told("iq2_xs", "q8_0") == (
         "'/m.gguf' holds iq2_xs, and the kernel's quantization says q8_0\n"
-        "  hint: engine 'llamacpp' runs files of f32, f16, bf16, q8_0, q4_0, q4_k_m"
+        "  hint: engine 'llamacpp' runs files of f32, f16, bf16, q8_0, q4_0, q4_1, q4_k_m"
     )
 
 

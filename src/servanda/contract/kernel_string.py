@@ -84,7 +84,7 @@ QUANTIZATIONS = (
     *("int8_weight_only", "int8_dynamic", "w8a8", "int4_g32", "w4a16_g128"),
     *("fp8_weight_only", "fp8_tensor", "fp8_channel", "fp8_block", "fp8_e5m2_channel"),
     *("mxfp8", "mxfp4_weight_only", "nvfp4", "nvfp4_weight_only"),
-    *("q8_0", "q4_0", "q4_k_m"),  # of GGUF
+    *("q8_0", "q4_0", "q4_1", "q4_k_m"),  # of GGUF
 )
 
 

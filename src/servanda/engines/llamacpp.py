@@ -278,7 +278,7 @@ def _refuse_no_gguf(file: Path) -> None:
 
 # what a GGUF file holds, by the names of contracts
 KIND_OF = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
-QUANTIZED = ("q8_0", "q4_0", "q4_k_m")
+QUANTIZED = ("q8_0", "q4_0", "q4_1", "q4_k_m")
 KV_QUANTIZED = ("q8_0", "q4_0")  # of the cache
 _MADE = (
     "convert the checkpoint with llama.cpp's convert_hf_to_gguf.py, and name the file or its folder"
