@@ -1,4 +1,4 @@
-# Distances of two next-token distributions, and what sampled tokens say of them.
+# Distances of two next-token distributions, by rows of logits and by sampled tokens.
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-# Differences of two rows of logits: how far they drift, their entropies, their likeliest tokens.
+# Differences of two rows of logits: their drift, their entropies, their top-1 tokens.
 
 from __future__ import annotations
 
