@@ -19,8 +19,8 @@ def refuse_oversize(kernels: Mapping[str, Kernel]) -> None:
     """Refuse kernels in child processes whose weights alone do not fit at once.
 
     Raises:
-        MeasurementError: they need more than `available_bytes`.  The need is a lower bound, and
-            what is available an upper one, so that a refusal is always right.
+        MeasurementError: they need more than `available_bytes`.  The need is of weights alone, and
+            what is available an upper bound, so that such a run cannot fit.
     """
     need = {side: n for side, kernel in kernels.items() if (n := weight_bytes(kernel))}
     free = available_bytes() if need else None
@@ -36,10 +36,10 @@ def refuse_oversize(kernels: Mapping[str, Kernel]) -> None:
 
 
 def weight_bytes(kernel: Kernel) -> int:
-    """Memory that the weights of a kernel take at least, in bytes; 0 if that is unknown.
+    """Memory that the weights of a kernel take, in bytes, without copies; 0 if that is unknown.
 
-    Only what engine `transformers` converts to another dtype is allocated.  The rest is mapped: its
-    pages are shared by all kernels, and the system can drop them.
+    Only what engine `transformers` converts to another dtype is allocated; the rest is mapped, and
+    the system can drop it.  Tensors that a model drops, or keeps in float32, count as converted.
     """
     on_gpu = (kernel.device or "cpu") != "cpu"
     if kernel.engine != "transformers" or on_gpu or "offload" in (kernel.options or {}):
