@@ -2,15 +2,16 @@
 
     make demo-real      ten minutes on two cores
 
-Both comparisons have the same prompts: those of this folder, and six of some 400 tokens.  The first
-compares bfloat16 with float32.  In the second the bfloat16 kernel also keeps its position ids in
-bfloat16, so that they are wrong from position 257 on, where only the six long prompts are.
+The first comparison is of bfloat16 with float32, on the prompts of this folder.  In the second the
+bfloat16 kernel also keeps its position ids in bfloat16, so that they are wrong from position 257
+on: its prompts have six of some 400 tokens among them.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import runpy
 import subprocess
@@ -23,6 +24,7 @@ from servanda.contract.kernel_string import parse_kernel
 from servanda.engines import engine_names, open_engine
 
 ROOT = Path(__file__).parents[2]
+SHORT = Path(__file__).parent / "prompts.jsonl"
 LONG_TOKENS = (360, 380, 400, 420, 440, 460)
 
 
@@ -30,16 +32,18 @@ LONG_TOKENS = (360, 380, 400, 420, 440, 460)
 class Compared:
     name: str
     kernel: str
+    long: bool  # whether long prompts are among its prompts
     sequences: int
     code: int  # of the command, as expected
     says: str
 
 
 RUNS = (
-    Compared("bfloat16", "@bfloat16,attention=sdpa", 128, 0, "agrees to bfloat16 rounding"),
+    Compared("bfloat16", "@bfloat16,attention=sdpa", False, 128, 0, "agrees to bfloat16 rounding"),
     Compared(
         "positions",
         "@bfloat16,attention=sdpa,fault=bf16_positions",
+        True,
         64,
         1,
         "VIOLATED: slice on prompt_tokens>=256",
@@ -51,7 +55,7 @@ def write_prompts(model: str, file: Path) -> None:
     """The short prompts of this folder, and long ones by the generator of examples/long."""
     made = runpy.run_path(str(ROOT / "examples" / "long" / "prompts.py"))["prompt"]
     engine: Any = open_engine(parse_kernel(f"transformers:{model}", engines=engine_names()))
-    short = (Path(__file__).parent / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
+    short = SHORT.read_text(encoding="utf-8").splitlines()
     long = [
         made("retrieval", tokens, lambda text: engine.encode([text])[0], seed)
         for seed, tokens in enumerate(LONG_TOKENS)
@@ -63,9 +67,10 @@ def write_prompts(model: str, file: Path) -> None:
     file.write_text("".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8")
 
 
-def compared(run: Compared, model: str, prompts: Path, out: Path) -> bool:
+def compared(run: Compared, model: str, long: Path, out: Path) -> bool:
     """Run `servanda compare`, show it, write its report; whether it says what is expected."""
     words = ["compare", f"transformers:{model}@float32", f"transformers:{model}{run.kernel}"]
+    prompts = long if run.long else os.path.relpath(SHORT)
     words += ["--prompts", str(prompts), "--sequences", str(run.sequences)]
     words += ["--run-dir", str(out / run.name), "--fresh"]
     print(f"$ servanda {' '.join(words)}", flush=True)
@@ -88,9 +93,9 @@ def main() -> None:
     options.add_argument("--out", type=Path, default=Path("runs/real-model"))
     given = options.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
-    prompts = given.out / "prompts.jsonl"
-    write_prompts(given.model, prompts)
-    wrong = [run.name for run in RUNS if not compared(run, given.model, prompts, given.out)]
+    long = given.out / "prompts.jsonl"
+    write_prompts(given.model, long)
+    wrong = [run.name for run in RUNS if not compared(run, given.model, long, given.out)]
     if wrong:
         sys.exit(f"not what this demo expects: {', '.join(wrong)}")
     print("bfloat16 costs what it costs; with it, the wrong positions are found where they are.")
