@@ -79,7 +79,8 @@ def signed_limit(cell: CellVerdict) -> str:
 def quantity(cell: CellVerdict) -> str:
     """What is measured, such as "mean tv" or "tokens with abs_log_ratio_nats > 0.2"."""
     if cell.threshold is not None:
-        return f"tokens with {cell.metric} > {cell.threshold:g}"
+        each = "responses" if cell.metric.startswith("response_") else "tokens"
+        return f"{each} with {cell.metric} > {cell.threshold:g}"
     return f"{cell.aggregate} {cell.metric}".strip()
 
 

@@ -6,6 +6,7 @@ from servanda.judgement.clauses import (  # noqa: F401
     gradient,
     guards,
     loss_checks,
+    responses,
     reward_gap,
     sample_ratio,
     self_noise,

@@ -35,8 +35,8 @@ Array = NDArray[Any]
 Outcome = Literal["violated", "error", "inconclusive", "holds", "not applicable"]
 Source = Literal["workload", "golden", "timing", "batches", "corners", "coverage", "split", "none"]
 # of tokens: log ratios, their lower ends after rounding, whether a filter removed them, the weights
-# that the loss used; or drafts
-Reads = Literal["", "ratio", "lower", "removed", "loss", "drafts"]
+# that the loss used; drafts; of responses: their own values, or how many are beyond some levels
+Reads = Literal["", "ratio", "lower", "removed", "loss", "drafts", "responses", "tails"]
 # named reasons of an outcome, on which other code may decide; the note has the words for people
 Reason = Literal[
     "",
@@ -417,7 +417,7 @@ class Kind:
 
     def not_in_a_step(self, clause: Clause, /) -> str:
         """Why the counts of a training step do not suffice; "" if they do."""
-        counted = self.reads in ("ratio", "lower", "loss")
+        counted = self.reads in ("ratio", "lower", "loss", "responses", "tails")
         why = f"{clause.metric} cannot be computed from a training step's logprobs"
         return "" if counted else why
 

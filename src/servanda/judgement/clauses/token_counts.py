@@ -160,7 +160,8 @@ def is_answered(cell: Cell, *, contributions: bool = False) -> bool:
         return False
     if cell.clause.metric == "tv_contribution" and cell.kind.certificate:
         return contributions
-    return cell.kind.reads != "loss" and not cell.kind.not_in_a_step(cell.clause)
+    beside = cell.kind.reads in ("loss", "responses", "tails")
+    return not beside and not cell.kind.not_in_a_step(cell.clause)
 
 
 def x_of(cell: Cell) -> Callable[[Array], Array]:

@@ -169,7 +169,8 @@ def mass_gap(path: Path, clause: Clause) -> Iterator[Finding]:
 
 
 COVERAGE = "rescored_ratio"
-_WITHOUT_LIMIT = ("sampler_fidelity", "served_fidelity", "coherence")  # these can only reject
+# these can only reject
+_WITHOUT_LIMIT = ("sampler_fidelity", "served_fidelity", "coherence", "outlier_tokens")
 _GUARD_LIMITS = {
     "usable_ratio": ("at_least", "0.999"),
     "kept_ratio": ("at_least", "0.9"),

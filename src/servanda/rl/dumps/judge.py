@@ -42,7 +42,13 @@ from servanda.rl.dumps.statistics import (
 from servanda.rl.dumps.workers import StepResult
 from servanda.rl.steps import contract as of_run
 from servanda.rl.steps.blocks import blocks, paired
-from servanda.rl.steps.causes import FirstSequences, explained, pairs_of
+from servanda.rl.steps.causes import (
+    FirstSequences,
+    explained,
+    findings_of,
+    of_tokens,
+    pairs_of,
+)
 from servanda.rl.steps.contract import HEAD_TOKENS, MOST_STEPS, Counts, rules_of
 from servanda.rl.steps.drift import Trend, since
 from servanda.rl.steps.format import is_gradient
@@ -525,6 +531,12 @@ def _blind_spots(breakdown: Breakdown, findings: Iterable[Finding]) -> Iterator[
 
 def _advice(advice: Advice | None, verdict: Verdict) -> Advice | None:
     """The advice, with the change of the steps as the cause where no other is found."""
+    red = [c for c in verdict.cells if c.enforced and c.outcome == "violated"]
+    if red and not any(map(of_tokens, red)) and (findings := findings_of(red)):
+        # of a few responses: what all others have in common is not their cause
+        cause = "; ".join(dict.fromkeys(findings))
+        none = {"slices": (), "experiment": "", "command": "", "switch": ""}
+        return replace(advice or Advice("", ""), name="", cause=cause, **none)
     found = advice is not None and advice.named
     if not found and (change := changed(verdict.cells)):
         return Advice(UNEXPLAINED, change)

@@ -9,6 +9,7 @@ from shlex import quote
 from servanda.contract.model import WHOLE
 from servanda.judgement.breakdown import SequenceRow, StepRow
 from servanda.judgement.clauses.base import CellVerdict
+from servanda.judgement.clauses.responses import OUTLIERS
 from servanda.judgement.token_profile import Portrait, quantile_text
 from servanda.report.breakdown import count_of, sequence_row, step_row, worst_steps
 from servanda.report.cell_text import GLYPH, excess, interval, limit, of_cell
@@ -17,6 +18,7 @@ from servanda.report.format import count, line, number, percent
 from servanda.report.text import not_examined
 from servanda.rl.dumps.judge import DumpVerdict
 from servanda.rl.steps import format
+from servanda.rl.steps.causes import of_tokens
 from servanda.rl.steps.judge import ONLY_FILTERED
 from servanda.rl.trend.changes import TREND, RunChart
 
@@ -244,6 +246,8 @@ def _answer(answer: DumpVerdict) -> Iterator[str]:
             f"VIOLATED: the gap has changed since step {since} against the good runs. It is still "
             "within its limits."
         )
+    elif verdict.outcome == "violated" and _only_far(answer):
+        yield "VIOLATED by single responses: the averages over tokens are within their limits."
     elif verdict.outcome == "violated" and _at_steps(answer):
         red = [row.step for row in _rows(answer) if row.outcome == "violated"]
         yield (
@@ -285,6 +289,14 @@ def _only_changed(answer: DumpVerdict) -> bool:
     return {c.section for c in cells} == {TREND}
 
 
+def _only_far(answer: DumpVerdict) -> bool:
+    """Whether only a few responses are beyond what the noise of the others gives."""
+    cells = (c for c in answer.verdict.cells if c.enforced and c.outcome == "violated")
+    return not any(map(of_tokens, cells)) and any(
+        c.metric == OUTLIERS for c in answer.verdict.cells if c.outcome == "violated"
+    )
+
+
 def _at_steps(answer: DumpVerdict) -> bool:
     """Whether only single steps are violated."""
     cells = [c for c in answer.verdict.cells if c.enforced and c.outcome == "violated"]
@@ -314,7 +326,7 @@ def _next(answer: DumpVerdict) -> Iterator[str]:
         yield f"masks    {count(answer.masked, 'token')} in {answer.options.mask}/step_*.npz"
     elif verdict.outcome == "violated" and _only_changed(answer):
         yield "next     servanda preflight FILE.py:NAME    (does every weight reach the engine?)"
-    elif verdict.outcome == "violated" and _at_steps(answer):
+    elif verdict.outcome == "violated" and (_at_steps(answer) or _only_far(answer)):
         worst = worst_steps(_rows(answer))[0].step
         yield f"next     {command} --steps {worst}    (this step alone)"
     elif verdict.outcome == "violated" and _parted(answer):

@@ -23,7 +23,9 @@ from servanda.contract.identity import EvidenceKey
 from servanda.contract.model import WHOLE, Contract
 from servanda.judgement import plan as planning
 from servanda.judgement.breakdown import Removed, SequenceRow
+from servanda.judgement.clauses.base import Cell
 from servanda.judgement.clauses.guards import Counts, errors_of
+from servanda.judgement.clauses.responses import ResponseShare, of_responses, tails_of
 from servanda.judgement.clauses.token_counts import CellStatistics, SliceCounts
 from servanda.judgement.evidence import Evidence, Weighed, agreement_of, round_view
 from servanda.judgement.plan import Plan
@@ -44,6 +46,7 @@ from servanda.rl.trend.changes import StepScalars
 from servanda.theory.divergence.base import sampled
 from servanda.theory.stats.agreement import MIXED, Agreement
 from servanda.theory.stats.alpha import log_price, look_alpha, step_alpha
+from servanda.theory.stats.tails import FAR, FarToken
 from servanda.traces.rollouts import Rollouts
 from servanda.traces.trace import TracePair
 
@@ -113,6 +116,31 @@ class ScoredTokens:
     def tokens_S(self) -> Array:
         """Usable tokens of each sequence."""
         return np.bincount(self.sequence_K, minlength=len(self.pair.infer.length_S))
+
+
+def response_statistic(cell: Cell, block: Rollouts, tokens: ScoredTokens) -> Any:
+    """The statistic of a cell about whole responses, of all sequences of a block."""
+    kind, ratio_K, n_S = cell.kind, tokens.log_ratio_K, tokens.tokens_S
+    infer = tokens.pair.infer
+    if isinstance(kind, ResponseShare):
+        value_S = of_responses(cell.clause.metric, ratio_K, n_S)
+        return kind.of_values(value_S[infer.length_S > 0])
+
+    def place(s: int, k: int) -> FarToken:
+        n = int(np.flatnonzero(tokens.usable_N)[k])
+        return FarToken(
+            float(abs(ratio_K[k])),
+            int(np.count_nonzero(np.abs(ratio_K[tokens.sequence_K == s]) > FAR)),
+            block.step,
+            block.source_S[s],
+            block.group_S[s],
+            int(infer.columns["length"][n]),
+            int(infer.token_N[n]),
+            float(tokens.train_K[k]),
+            float(tokens.infer_K[k]),
+        )
+
+    return tails_of(ratio_K, n_S, place)
 
 
 # Outliers: the sequences with the largest difference of the two sides.
@@ -329,8 +357,14 @@ class Measures:
         self.kept = [
             i for i, c in enumerate(cells) if c.kind.reads == "removed" and c.cut.name == WHOLE
         ]
-        answered = self.cells.answered
-        self.others = [i for i in range(len(cells)) if not answered[i] and i not in self.kept]
+        # of the whole: one pass over the tokens that both sides scored
+        self.whole = {
+            i: c
+            for i, c in enumerate(cells)
+            if c.kind.reads in ("responses", "tails") and c.cut.name == WHOLE
+        }
+        answered, counted = self.cells.answered, (*self.kept, *self.whole)
+        self.others = [i for i in range(len(cells)) if not answered[i] and i not in counted]
         of_slices = any(c.kind.reads == "lower" and c.cut.name != WHOLE for c in cells)
         self.coherent_cuts = self.cuts if of_slices else ()
         self.limit = tv_limit(plan.contract)
@@ -345,10 +379,12 @@ class _Sums:
         self._lower = SliceCounts(measures.coherent_cuts)
         self._kept = Counts()
         self._others: list[Any] = [None] * len(measures.others)
+        self._responses: dict[int, Any] = {}  # index of a cell -> its statistic
         self._agreement = Agreement()
         self.tokens = self.sequences = 0
 
-    def add(self, pair: TracePair) -> None:
+    def add(self, block: Rollouts, tokens: ScoredTokens) -> None:
+        pair = tokens.pair
         train_N, infer_N = (side.columns["logp"] for side in (pair.train, pair.infer))
         fields, all_N = PairFields(pair), np.ones(len(train_N), dtype=bool)
         self._counts.add(fields, train_N, infer_N, all_N)
@@ -362,6 +398,9 @@ class _Sums:
         for at, statistic in enumerate(self._weighed_alone(pair)):
             known = self._others[at]
             self._others[at] = statistic if known is None else known + statistic
+        for i, cell in self._of.whole.items():
+            own = response_statistic(cell, block, tokens)
+            self._responses[i] = own if i not in self._responses else self._responses[i] + own
 
     def _weighed_alone(self, pair: TracePair) -> list[Any]:
         """The statistics of the cells that counts do not answer."""
@@ -392,6 +431,8 @@ class _Sums:
         for i in of.kept:
             statistics[i] = self._kept
         for i, statistic in zip(of.others, self._others, strict=True):
+            statistics[i] = statistic
+        for i, statistic in self._responses.items():
             statistics[i] = statistic
         return Weighed(
             tuple(statistics),
@@ -426,15 +467,15 @@ class StepSummation:
         """
         part = self._part
         first = part.sequences
-        pair = drawn = paired(block, first)
+        pair = paired(block, first)
+        tokens = drawn = ScoredTokens(pair)
         removed_N = block.removed_N
         if removed_N is not None:
-            drawn = paired(block, first, filtered=False)
+            drawn = ScoredTokens(paired(block, first, filtered=False))
             self._drawn = self._drawn or copy.deepcopy(self._trained)
         if self._drawn is not None:
-            self._drawn.add(drawn)
-        self._trained.add(pair)
-        tokens = ScoredTokens(pair)
+            self._drawn.add(block, drawn)
+        self._trained.add(block, tokens)
         atoms = atoms_of(self._of.cuts, PairFields(pair))
         portrait = portray(pair, _slices(self._of.cuts, atoms), (0,) * len(block))
         part.portrait += portrait
@@ -443,7 +484,7 @@ class StepSummation:
         removed_S = None
         if removed_N is not None:
             removed_S = np.bincount(block.sequence_N[removed_N], minlength=len(block)) > 0
-            tokens = ScoredTokens(drawn)
+            tokens = drawn
             part.filter.add(block, removed_N, portrait.total, tokens.tv_K)
         part.outliers.add(block, tokens, removed=removed_S)
         self._digest.add(block)

@@ -31,7 +31,7 @@ from servanda.rl.monitor.ranks import (
     sample_problems,
 )
 from servanda.rl.monitor.state_file import Journal, RunState, first_line
-from servanda.rl.monitor.statistics import Meter, StepStatistics, counted, overlaps
+from servanda.rl.monitor.statistics import Meter, StepStatistics, draft_counts, overlaps
 from servanda.rl.monitor.step import (
     Step,
     action_metrics,
@@ -283,7 +283,7 @@ class Monitor:
         except Exception as error:
             self.refuse(error)
             raise
-        counts, notes = counted(drafts)
+        counts, notes = draft_counts(drafts)
         self._note(*notes)
         if self._plan is None:
             self._open(batch)

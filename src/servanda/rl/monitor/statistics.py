@@ -17,6 +17,12 @@ from servanda.judgement.clauses.loss_checks import (
     applied_of,
     declared_text,
 )
+from servanda.judgement.clauses.responses import (
+    MEAN,
+    ResponseShare,
+    of_responses,
+    tails_of,
+)
 from servanda.judgement.clauses.token_counts import CellStatistics, SliceCounts
 from servanda.judgement.slices.atoms import atoms_of
 from servanda.judgement.slices.rules import Cut, Term
@@ -32,8 +38,17 @@ from servanda.theory.divergence.precision import captured, errors
 from servanda.theory.stats.alpha import shared
 from servanda.theory.stats.bets import Coherence
 from servanda.theory.stats.draft_counts import DraftCounts, fallen, moved
-from servanda.theory.stats.histogram import edges
+from servanda.theory.stats.histogram import bin_of, edges
 from servanda.theory.stats.lag_split import LagSplit
+from servanda.theory.stats.tails import (
+    FAR,
+    LEAST,
+    RESPONSE_NATS,
+    TOKEN_NATS,
+    FarToken,
+    Tails,
+    counted,
+)
 from servanda.theory.stats.tally import hosted, is_tensor
 from servanda.theory.stats.version_fit import VersionFit
 from servanda.traces.rollouts import LOSS_MASK, LOSS_WEIGHT
@@ -43,6 +58,8 @@ _HEADS = Cut(
     "heads",
     (Term("context.turn", "gte", 2), Term("context.turn_position", "lt", HEAD_TOKENS)),
 )
+# the bins of each level on both sides; all further out are beyond it
+_BEYOND = [tuple(bin_of([-nats, nats]).tolist()) for nats in TOKEN_NATS]
 _LOOKED_AT = 4096  # logprobs examined for the precision: a coarser guess only weakens a check
 
 
@@ -95,6 +112,11 @@ class StepStatistics:
         for i, sums in loss_of_cells(self._all, batch, empty, self._psi).items():
             statistics[i] = sums
         by_sequence = _by_sequence(batch, all_usable=not counts.lost_C[0])
+        for i, cell in enumerate(self._all):
+            if isinstance(cell.kind, ResponseShare):
+                statistics[i] = cell.kind.of_values(_responses(cell, batch, *by_sequence))
+            elif cell.kind.reads == "tails":
+                statistics[i] = _tails(batch, counts.count_CK[0], *by_sequence)
         scalars = StepScalars.of(counts.count_CK[0], int(counts.lost_C[0]))
         count_K = counts.count_CK[0]
         if not batch.one_turn:
@@ -106,6 +128,57 @@ class StepStatistics:
         return BatchStatistics(
             tuple(statistics), scalars.usable, scalars, *by_sequence, whole, gross
         )
+
+
+def _responses(cell: Cell, batch: Batch, drift_B: Array, known_B: Array) -> Array:
+    """The value of each judged response of a cell; NaN without a usable token."""
+    judged_B = batch.start_B < batch.mask_BT.shape[1]
+    if cell.cut.name != WHOLE:
+        host = batch.on_host
+        atoms = atoms_of([cell.cut], BatchFields(host))
+        judged_B = (atoms.inside_CA[0][atoms.atom] & host.mask_BT).any(axis=1)
+    if cell.clause.metric == MEAN:
+        with np.errstate(invalid="ignore"):
+            value_B = drift_B / known_B
+    else:
+        ratio_U, known_B = _usable_ratios(batch)
+        value_B = of_responses(cell.clause.metric, ratio_U, known_B)
+    return value_B[judged_B]
+
+
+def _usable_ratios(batch: Batch) -> tuple[Array, Array]:
+    """log p - log q of the usable judged tokens, by sequence, and their number, [B]."""
+    host = batch.on_host
+    used_BT = host.mask_BT & usable(host)
+    ratio_U = host.logp_train_BT[used_BT].astype(np.float64) - host.logp_infer_BT[used_BT]
+    return ratio_U, np.count_nonzero(used_BT, axis=1)
+
+
+def _tails(batch: Batch, count_K: Array, drift_B: Array, known_B: Array) -> Tails:
+    """The tails of a step: of tokens from their bins, so that only a step with far ones is read."""
+    beyond = tuple(int(count_K[:low].sum() + count_K[high + 1 :].sum()) for low, high in _BEYOND)
+    if beyond[TOKEN_NATS.index(FAR)]:
+        host = batch.on_host
+        used_BT = host.mask_BT & usable(host)
+        at_U2 = np.argwhere(used_BT)
+
+        def place(b: int, u: int) -> FarToken:
+            t = int(at_U2[u, 1])
+            train, infer = (float(of[b, t]) for of in (host.logp_train_BT, host.logp_infer_BT))
+            own_T = used_BT[b]
+            with np.errstate(invalid="ignore"):
+                size_T = np.abs(host.logp_train_BT[b, own_T] - host.logp_infer_BT[b, own_T])
+            shift = 0 if host.token_BT is None else host.token_BT.shape[1] - len(own_T)
+            token = -1 if host.token_BT is None else int(host.token_BT[b, t + shift])
+            group = "" if host.group_B is None else host.group_B[b]
+            of_step = batch.weights, f"sequence {b}", group, t, token, train, infer
+            return FarToken(abs(train - infer), int((size_T > FAR).sum()), *of_step)
+
+        return tails_of(*_usable_ratios(batch), place)
+    with np.errstate(invalid="ignore"):
+        mean_B = drift_B[known_B >= LEAST] / known_B[known_B >= LEAST]
+    odd = counted(mean_B, RESPONSE_NATS)
+    return Tails(int(count_K.sum()), beyond, int(np.count_nonzero(known_B)), odd)
 
 
 def overlaps(cuts: Sequence[Cut], batch: Batch) -> tuple[tuple[int, int, float], ...]:
@@ -431,7 +504,7 @@ class Meter(Protocol):
     def read(self) -> DraftCounts | None: ...
 
 
-def counted(drafts: DraftCounts | Meter | None) -> tuple[DraftCounts, tuple[str, ...]]:
+def draft_counts(drafts: DraftCounts | Meter | None) -> tuple[DraftCounts, tuple[str, ...]]:
     """The counts of this rank, and the reason why there are none."""
     if drafts is None or isinstance(drafts, DraftCounts):
         return drafts or DraftCounts(), ()

@@ -50,6 +50,16 @@ def explained(
     return found, advise(table, found, update_tokens)
 
 
+def of_tokens(cell: CellVerdict) -> bool:
+    """Whether a cell is about the mean of tokens, whose gap has a cause to search for."""
+    return cell.section == "statistical" and cell.units != "sequences"
+
+
+def findings_of(red: Iterable[CellVerdict]) -> list[str]:
+    """What failed checks say themselves of violated cells: what is wrong, and where."""
+    return [c.note for c in red if c.section not in ("statistical", TREND) and c.note]
+
+
 class FirstSequences:
     """Takes the first sequences of a step, up to about so many trained tokens."""
 
@@ -113,8 +123,8 @@ class RunCauses:
             sample: of its tokens; tokens: trained tokens of the step.
         """
         red = [c for c in cells if c.enforced and c.outcome == "violated"]
-        gaps = frozenset(c.slice for c in red if c.section == "statistical")
-        notes = [c.note for c in red if c.section not in ("statistical", TREND) and c.note]
+        gaps = frozenset(c.slice for c in red if of_tokens(c))
+        notes = findings_of(red)
         if gaps:
             last = {known: of for known, of in self._last.items() if known < step}
             self._last = dict([*last.items(), (step, sample)][-_LAST:])

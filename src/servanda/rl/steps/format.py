@@ -6,6 +6,7 @@ import re
 
 from servanda.contract.model import WHOLE
 from servanda.judgement.clauses.base import CellVerdict
+from servanda.judgement.clauses.responses import MEAN
 from servanda.report.cell_text import quantity
 
 # a token clause whose threshold is that of the clip range
@@ -22,6 +23,8 @@ def clause(cell: CellVerdict) -> str:
         return "mean total variation (tv)"
     if cell.metric == "abs_log_ratio_nats" and cell.threshold == _CLIP_NATS:
         return "tokens with |Δ logp| > 0.182 (PPO clip)"
+    if cell.metric == MEAN:
+        return f"responses with mean |Δ logp| > {cell.threshold:g}"
     return quantity(cell)
 
 

@@ -187,7 +187,7 @@ class StepJudge:
                 price = math.log(step_alpha(1.0, series.number))
                 series = replace(series, evidence=price + (own.e_violated or 0.0))
             self._series[i] = series
-            if cell.priced and own.outcome == "violated":
+            if cell.clause.enforced and own.outcome == "violated":
                 red[i] = self._series.pop(i)
         return red
 
@@ -322,6 +322,7 @@ def bracketed(kept: Verdict, before: Verdict) -> Verdict:
 def tokens_to_decide(plan: Plan) -> int:
     """The tokens with which a good pair decides every enforced mean on the whole; 0 without one."""
     cells = (c for c in plan.cells if c.cut.name == WHOLE and c.clause.enforced)
+    cells = (c for c in cells if c.kind.each == "token")
     return AMPLE * max((c.kind.units_at_best(plan.alpha) or 0 for c in cells), default=0)
 
 
