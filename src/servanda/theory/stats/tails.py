@@ -1,13 +1,17 @@
 # Tails: whether a few tokens or responses are further off than the noise of the others can give.
 #
 # A mean over tokens bounds each of them by 1, so what is rare vanishes in it.  This test needs no
-# share.  It asks whether the tail falls: of what differs by more than a nats, noise reaches 4 a at
-# most once in 16.  That holds of every tail that falls at least as the square of the size, which
-# normal, Laplace and Student noise from two degrees of freedom on do, and a second population, of
-# answers to another prompt or ids that one side calls impossible, does not.
+# share.  It asks whether the tail falls: of the tokens that differ by more than 1 nat, noise takes
+# at most one in 16 beyond 4.  That holds of every tail that falls at least as the square of the
+# size, as normal, Laplace and Student noise from two degrees of freedom on do.  It does not hold
+# of a second population: answers to another prompt, or ids that one side calls impossible.
 #
-# Of each pair of levels "one in 16" is the mean of a variable in {0, 1}, whatever came before, so
-# LogMoment's bets apply: the mean of the e-values of all pairs is an e-value.
+# Lower levels are compared with far ones only: a healthy mixture of experts has a second
+# population, of tokens that it routes to other experts, which differ by about a nat.
+#
+# Of each pair of levels the share is the mean of a variable in {0, 1}, whatever came before, so
+# bets against it are e-processes, and so is the mean of those of all pairs.  A pair whose near
+# level is not in the tail, but in the body of the noise, counts as 0, which only lessens it.
 
 from __future__ import annotations
 
@@ -18,16 +22,22 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from servanda.theory.stats.bets import POS, log_mean_exp, mixed, weights_above
+from servanda.theory.stats.bets import log_mean_exp
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-TOKEN_NATS = (1.0, 4.0, 16.0)  # levels of |log p - log q| of a token
-RESPONSE_NATS = (0.125, 0.5, 2.0)  # levels of its mean over a response
+# levels of |log p - log q|, nats: (near, far) of a token, and of its mean over a response
+TOKEN_PAIRS = ((1.0, 4.0), (4.0, 16.0), (0.25, 8.0), (0.0625, 16.0))
+RESPONSE_PAIRS = ((0.125, 0.5), (0.5, 2.0))
+TOKEN_NATS, RESPONSE_NATS = (
+    tuple(sorted({level for pair in pairs for level in pair}))
+    for pairs in (TOKEN_PAIRS, RESPONSE_PAIRS)
+)
+_BETS = np.array([0.1, 1.0, 8.0])  # times the share that noise takes beyond the far level, at most
+_BODY = 0.1  # a level that more of the tokens are beyond is in the body of the noise
 LEAST = 16  # tokens of a response whose mean counts: of fewer, a mean has the tail of a token
-STEP = 4.0  # of neighbouring levels
-FAR = TOKEN_NATS[1]
+FAR = 4.0
 ALPHA = 0.001  # probability that noise with such a tail is ever called anything else
 KEPT = 8  # responses that are told
 
@@ -96,24 +106,27 @@ class Tails:
     @property
     def pairs(self) -> tuple[tuple[str, float, float, int, int], ...]:
         """(unit, level, level further out, number beyond the first, beyond the second)."""
-        found = []
-        for unit, levels, counts in (
-            ("token", TOKEN_NATS, self.beyond),
-            ("response", RESPONSE_NATS, self.odd),
-        ):
-            ends = [(i, j) for j in range(len(levels)) for i in range(j)]
-            found += [(unit, levels[i], levels[j], counts[i], counts[j]) for i, j in ends]
-        return tuple(found)
+        tokens = dict(zip(TOKEN_NATS, self.beyond, strict=True))
+        responses = dict(zip(RESPONSE_NATS, self.odd, strict=True))
+        return (
+            *(("token", a, b, tokens[a], tokens[b]) for a, b in TOKEN_PAIRS),
+            *(("response", a, b, responses[a], responses[b]) for a, b in RESPONSE_PAIRS),
+        )
 
     @property
     def log_e(self) -> float:
         """Evidence that the tail does not fall, in nats."""
-        return log_mean_exp(np.array([_log_e(*pair[1:]) for pair in self.pairs]))
+        return log_mean_exp(np.array([0.0, *map(self._evidence, self.pairs)]))
 
     @property
     def clearest(self) -> tuple[str, float, float, int, int]:
         """The pair of levels with the most evidence."""
-        return max(self.pairs, key=lambda pair: _log_e(*pair[1:]))
+        return max(self.pairs, key=self._evidence)
+
+    def _evidence(self, pair: tuple[str, float, float, int, int]) -> float:
+        """The evidence of a pair of levels, nats; that of betting nothing is 0."""
+        unit, near, far, n, k = pair
+        return -math.inf if unit == "token" and n > _BODY * self.tokens else _log_e(near, far, n, k)
 
 
 def falls(near: float, far: float) -> float:
@@ -127,9 +140,8 @@ def falls(near: float, far: float) -> float:
 
 def _log_e(near: float, far: float, beyond_near: int, beyond_far: int) -> float:
     """Evidence that more than `falls` of those beyond `near` are beyond `far`, nats."""
-    share = falls(near, far)
-    growth = beyond_far * np.log1p(POS) - beyond_near * np.log1p(POS * share)
-    return mixed(growth, weights_above(share))
+    bet = _BETS / falls(near, far)
+    return log_mean_exp(beyond_far * np.log1p(bet) - beyond_near * np.log1p(_BETS))
 
 
 def counted(size_N: Floats, levels: tuple[float, ...]) -> tuple[int, ...]:
