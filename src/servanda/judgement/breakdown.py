@@ -123,12 +123,37 @@ class StepSeries:
 
 
 @dataclass(frozen=True)
+class RuleRow:
+    """A rule over the steps of a run.
+
+    Args:
+        red: steps at which it is above its limit; first: the first of them.
+        worst: the step with its largest number; value: that number; NaN: not a number at some step.
+        largest: the largest |log ratio| of a token there, nats; alone: the share of the number's
+            distance from that of equal logprobs which this token makes.
+    """
+
+    project: str
+    name: str
+    what: str
+    limit: float
+    steps: int
+    red: int = 0
+    first: int | None = None
+    worst: int | None = None
+    value: float | None = None
+    largest: float | None = None
+    alone: float | None = None
+
+
+@dataclass(frozen=True)
 class Breakdown:
     """The breakdown of a dump's verdict.
 
     Args:
         sequences: worst first; beyond: number of sequences that exceed the limit on their own.
         series: the whole and its worst slices over the steps, in the metric of the gradient.
+        rules: the rules of other projects, each in its own formula, step by step.
     """
 
     steps: tuple[StepRow, ...] = ()
@@ -136,6 +161,7 @@ class Breakdown:
     beyond: int = 0
     removed: Removed | None = None
     series: tuple[StepSeries, ...] = ()
+    rules: tuple[RuleRow, ...] = ()
 
 
 @dataclass(frozen=True)

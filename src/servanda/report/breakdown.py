@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 
-from servanda.judgement.breakdown import Removed, SequenceRow, StepRow
+from servanda.contract.model import WHOLE
+from servanda.judgement.breakdown import Removed, RuleRow, SequenceRow, StepRow
 from servanda.judgement.clauses.base import ORDER
 from servanda.judgement.verdict import Verdict
 from servanda.report.cell_text import GLYPH
@@ -14,6 +16,7 @@ from servanda.report.rungs import HEADS, by_distance, cells, heading
 
 STEPS = 20  # rows of a report; JSON has all
 Table = tuple[str, list[str], list[list[str]]]
+_MOSTLY = 0.5  # share of a number
 _STEP_HEADS = [
     "step",
     "alone",
@@ -30,6 +33,54 @@ _SEQUENCE_HEADS = [
 ]  # fmt: skip
 
 
+_RULE_HEADS = ["project", "number", "what it is", "limit", "steps above it", "first", "largest"]
+
+
+def rule_row(row: RuleRow) -> list[str]:
+    return [
+        row.project,
+        row.name,
+        row.what,
+        number(row.limit),
+        f"{row.red:,} of {row.steps:,}",
+        "" if row.first is None else f"{row.first}",
+        "not a number" if row.value is not None and math.isnan(row.value) else number(row.value),
+    ]
+
+
+def rule_lines(rules: Sequence[RuleRow], verdict: Verdict) -> Iterator[str]:
+    """The rules that are above their limits, since when; and why a verdict holds beside one."""
+    red = [row for row in rules if row.red]
+    for row in red:
+        steps = f"{row.red:,} of {count(row.steps, 'step')}, first at step {row.first}"
+        largest = f"{number(row.value)} at step {row.worst}"
+        if row.steps == 1:
+            steps, largest = f"step {row.first}", number(row.value)
+        alone = ""
+        if row.alone is not None and row.alone >= _MOSTLY:
+            alone = f"; one token of {number(row.largest)} nats makes {percent(row.alone)} of it"
+        yield f"{row.project} {row.name} above {number(row.limit)}: {steps}; {largest}{alone}"
+    unknown = [row for row in rules if row.value is not None and math.isnan(row.value)]
+    if unknown:
+        yield f"{count(len(unknown), 'rule')} cannot be computed: trained tokens lack a logprob"
+    if quiet := len(rules) - len(red) - len(unknown):
+        yield f"{count(quiet, 'other rule' if red else 'rule')} within their limits at every step"
+    if red and verdict.outcome == "holds":
+        yield _why_holds(verdict)
+
+
+def _why_holds(verdict: Verdict) -> str:
+    """Why a verdict holds beside rules that are above their limits."""
+    means = [c for c in verdict.cells if c.metric == "tv" and c.slice == WHOLE and c.enforced]
+    within = "".join(
+        f" (mean total variation {number(c.value)} of {number(c.limit)})" for c in means[:1]
+    )
+    return (
+        f"it holds all the same: the contract's limits are wider, and kept{within}, and no token or "
+        "response is further off than the noise of the others gives"
+    )
+
+
 def tables(verdict: Verdict) -> list[Table]:
     """(title, heads, rows) of what a report folds: corrections, and the parts of a dump."""
     breakdown, advice = verdict.breakdown, verdict.advice
@@ -41,6 +92,9 @@ def tables(verdict: Verdict) -> list[Table]:
     if breakdown is None:
         return tables
     steps, sequences = breakdown.steps, breakdown.sequences
+    if breakdown.rules:
+        title = "Rules of other projects, each in its own formula on every step"
+        tables.append((title, _RULE_HEADS, [rule_row(row) for row in breakdown.rules]))
     if len(steps) > 1:
         worst = worst_steps(steps)[:STEPS]
         several = any(row.first is not None for row in steps)

@@ -40,7 +40,9 @@ def render(verdict: Verdict) -> str:
         lines += ["", plain(removed_line(verdict.breakdown.removed))]
     for title, heads, rows in tables(verdict):
         lines += ["", *_folded(plain(title), _plain_table(heads, rows))]
-    lines += ["", *_folded("Thresholds of other projects", _gates(verdict)), "", _small(verdict)]
+    if verdict.breakdown is None or not verdict.breakdown.rules:
+        lines += ["", *_folded("Thresholds of other projects", _gates(verdict))]
+    lines += ["", _small(verdict)]
     return "\n".join(lines)
 
 

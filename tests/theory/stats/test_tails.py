@@ -89,7 +89,7 @@ def test_parts_add_up_in_any_order_and_keep_the_furthest():
         worst = tuple(
             FarToken(float(x), 1, i, f"{i}:{j}", "", j, j, -x, 0.0) for j, x in enumerate(size_N)
         )
-        return Tails(50, counted(size_N, TOKEN_NATS), 5, (5, 4, 1), 3, worst)
+        return Tails(50, counted(size_N, TOKEN_NATS), 5, (5, 5, 4, 1), 3, worst)
 
     parts = [part(i) for i in range(6)]
     whole, back = sum(parts, Tails()), sum(parts[::-1], Tails())

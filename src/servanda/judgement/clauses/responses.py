@@ -276,29 +276,30 @@ class OutlierTokens(Kind):
             return verdict.but(outcome="violated", note=sentence(tails))
         if look.launched < look.first:
             return verdict.but(open=True, more=max(1, look.first - look.launched))
+        if tails.doubtful:
+            return verdict.but(open=True, note=f"too few to tell from noise: {sentence(tails)}")
         return verdict.but(outcome="holds", note="not rejected")
 
 
 def sentence(tails: Tails) -> str:
     """What was found, where, and what noise would give.
 
-    >>> print(sentence(Tails(9000, (5, 5, 5, 5, 0, 0), 40, (0, 0, 0), 5)))
-    5 of 40 responses have a token above 4 nats: 5 of the 5 tokens above 1 nat, where noise gives \
-at most 1 in 16
+    >>> print(sentence(Tails(9000, (5, 5, 5, 5, 0, 0), 40, (0, 0, 0, 0), 5)))
+    5 of 40 responses have a token above 4 nats: of the 5 tokens above 1, 5 are above 4, and \
+noise takes at most 1 in 16 of them so far
     """
     unit, near, far, n, k = tails.clearest
-    rare = f"where noise gives at most 1 in {1 / falls(near, far):,.0f}"
+    rare = f"noise takes at most 1 in {1 / falls(near, far):,.0f} of them so far"
+    beyond = f"{k:,} {'is' if k == 1 else 'are'} above {number(far)}"
     if unit == "token":
         has = "has" if tails.far == 1 else "have"
-        above = f"above {near:g} {'nat' if near == 1 else 'nats'}"
         text = (
             f"{tails.far:,} of {count(tails.responses, 'response')} {has} a token above {FAR:g} "
-            f"nats: {k:,} of the {count(n, 'token')} {above}"
-            f"{'' if far == FAR else f' are above {far:g} nats'}, {rare}"
+            f"nats: of the {count(n, 'token')} above {number(near)}, {beyond}, and {rare}"
         )
     else:
         text = (
-            f"{k:,} of {count(tails.responses, 'response')} have a mean |log p - log q| above "
-            f"{number(far)} nats: of the {n:,} above {number(near)}, {rare}"
+            f"of {count(tails.responses, 'response')}, {n:,} have a mean |log p - log q| above "
+            f"{number(near)} nats: {beyond}, and {rare}"
         )
     return text + (f"; furthest: {tails.worst[0]}" if tails.worst else "")

@@ -18,7 +18,9 @@ from servanda.judgement.breakdown import Advice, Breakdown, StepPoint, StepRow, 
 from servanda.judgement.causes.catalogue import UNEXPLAINED
 from servanda.judgement.causes.gap_cause import Explanation
 from servanda.judgement.clauses.base import CellVerdict, worst
+from servanda.judgement.clauses.responses import OUTLIERS
 from servanda.judgement.clauses.statistical import Feed
+from servanda.judgement.field_rules import RuleSums, rows
 from servanda.judgement.plan import Plan
 from servanda.judgement.slices.atoms import atoms_of
 from servanda.judgement.slices.rules import Cut
@@ -139,6 +141,7 @@ class JudgedSteps:
     red: list[CellVerdict] = field(default_factory=list)
     trend: dict[str, CellVerdict] = field(default_factory=dict)  # metric -> first change, or last
     unsound: dict[int, str] = field(default_factory=dict)  # step -> why it cannot be evidence
+    rules: list[tuple[int, RuleSums]] = field(default_factory=list)  # of each step
     _processes: dict[int, list[tuple[int, Any]]] = field(default_factory=dict)
 
     def add(self, part: StepPart, sound: Soundness, before: Soundness) -> None:
@@ -162,6 +165,7 @@ class JudgedSteps:
                 if known is None or known.outcome != "violated":  # the first change stays
                     red = cell.outcome == "violated"
                     self.trend[cell.metric] = cell.but(steps=(part.step,) * 2) if red else cell
+        self.rules.append((part.step, part.rules))
         violated = []
         for i, (planned, cell) in enumerate(zip(plan.cells, judged.quick.cells, strict=True)):
             certificate, statistic = planned.kind.certificate, part.weighed.statistics[i]
@@ -442,6 +446,7 @@ def judge_dump(options: DumpOptions, watch: Watch | None = None) -> DumpVerdict:
         outliers.beyond,
         statistics.removed,
         by_step.series(plan, verdict),
+        rows(by_step.rules),
     )
     spots = (*verdict.blind_spots, *_blind_spots(breakdown, findings))
     verdict = replace(verdict, breakdown=breakdown, blind_spots=spots)
@@ -537,6 +542,9 @@ def _advice(advice: Advice | None, verdict: Verdict) -> Advice | None:
         cause = "; ".join(dict.fromkeys(findings))
         none = {"slices": (), "experiment": "", "command": "", "switch": ""}
         return replace(advice or Advice("", ""), name="", cause=cause, **none)
+    undecided = [c for c in verdict.cells if c.enforced and c.outcome == "inconclusive"]
+    if verdict.outcome == "inconclusive" and {c.metric for c in undecided} == {OUTLIERS}:
+        return None  # nothing is beyond a limit
     found = advice is not None and advice.named
     if not found and (change := changed(verdict.cells)):
         return Advice(UNEXPLAINED, change)

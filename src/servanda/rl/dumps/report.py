@@ -11,7 +11,13 @@ from servanda.judgement.breakdown import SequenceRow, StepRow
 from servanda.judgement.clauses.base import CellVerdict
 from servanda.judgement.clauses.responses import OUTLIERS
 from servanda.judgement.token_profile import Portrait, quantile_text
-from servanda.report.breakdown import count_of, sequence_row, step_row, worst_steps
+from servanda.report.breakdown import (
+    count_of,
+    rule_lines,
+    sequence_row,
+    step_row,
+    worst_steps,
+)
 from servanda.report.cell_text import GLYPH, excess, interval, limit, of_cell
 from servanda.report.consequence import advice_lines
 from servanda.report.format import count, line, number, percent
@@ -44,6 +50,7 @@ def _lines(answer: DumpVerdict) -> Iterator[str]:
     for cell in verdict.cells:
         # the mean weight has its own finding
         failed = cell.section == "observability" and cell.outcome in ("violated", "error")
+        failed |= cell.metric == OUTLIERS and cell.outcome == "inconclusive"
         if failed and cell.metric != "coherence":
             yield f"  {GLYPH[cell.outcome if cell.enforced else 'error']} {cell.note}"
     yield f"{'Measured, with its interval'.ljust(_NAME + _VALUE)}limit"
@@ -62,6 +69,7 @@ def _lines(answer: DumpVerdict) -> Iterator[str]:
     yield from advice_lines(verdict.advice)
     if verdict.outcome != "error":
         yield from _panel(answer)
+        yield from _rules(answer)
     yield from _answer(answer)
     if verdict.outcome != "error":
         yield from not_examined(verdict)
@@ -202,6 +210,15 @@ def _panel(answer: DumpVerdict) -> Iterator[str]:
     yield f"panel    {' · '.join(parts)}"
 
 
+def _rules(answer: DumpVerdict) -> Iterator[str]:
+    """The rules of other projects, each step in the project's own formula."""
+    breakdown = answer.verdict.breakdown
+    if breakdown is not None and breakdown.rules:
+        head, *more = rule_lines(breakdown.rules, answer.verdict)
+        yield f"rules    {head}"
+        yield from (f"         {text}" for text in more)
+
+
 def _trend(answer: DumpVerdict) -> Iterator[str]:
     if answer.chart is not None:
         yield from _change(answer, answer.chart)
@@ -264,6 +281,8 @@ def _answer(answer: DumpVerdict) -> Iterator[str]:
             yield "         the other red slices share tokens with them"
     elif verdict.outcome == "violated":
         yield "VIOLATED on the whole: no slice explains it."
+    elif doubtful := [c for c in verdict.cells if c.metric == OUTLIERS and c.enforced and c.open]:
+        yield f"{word}: {doubtful[0].note}"
     elif hidden := [c for c in verdict.cells if c.enforced and c.reason in ONLY_FILTERED]:
         broken = any(c.reason == "violated unfiltered" for c in hidden)
         yield f"{word}: it holds only after a filter; before the filter it is " + (

@@ -28,6 +28,7 @@ from servanda.judgement.clauses.guards import Counts, errors_of
 from servanda.judgement.clauses.responses import ResponseShare, of_responses, tails_of
 from servanda.judgement.clauses.token_counts import CellStatistics, SliceCounts
 from servanda.judgement.evidence import Evidence, Weighed, agreement_of, round_view
+from servanda.judgement.field_rules import RuleSums
 from servanda.judgement.plan import Plan
 from servanda.judgement.schedule import Unit
 from servanda.judgement.slices.atoms import Atoms, Classes, SliceCodes, atoms_of
@@ -313,7 +314,7 @@ class StepPart:
             trainer removed, None if it removed none.
         atoms: combination of slices -> [tokens, sum of (1 - w)^+].
         digest: of all data of the step.
-        scalars: sums that are followed over the run.
+        scalars: sums that are followed over the run; rules: what the rules of other projects need.
         turns: most turns of a sequence; staleness: largest age of a token, in updates.
     """
 
@@ -329,6 +330,7 @@ class StepPart:
     filter: RemovedTokens = field(default_factory=RemovedTokens)
     digest: str = ""
     scalars: StepScalars = field(default_factory=StepScalars)
+    rules: RuleSums = field(default_factory=RuleSums)
     turns: int = 0
     staleness: float = 0.0
 
@@ -479,6 +481,8 @@ class StepSummation:
         atoms = atoms_of(self._of.cuts, PairFields(pair))
         portrait = portray(pair, _slices(self._of.cuts, atoms), (0,) * len(block))
         part.portrait += portrait
+        trained_S = pair.infer.length_S
+        part.rules += RuleSums.of(portrait.total, tokens.log_ratio_K, tokens.sequence_K, trained_S)
         self._by_group(pair, tokens)
         self._by_slices(tokens, atoms)
         removed_S = None

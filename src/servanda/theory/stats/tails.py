@@ -21,6 +21,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import bdtrc
 
 from servanda.theory.stats.bets import log_mean_exp
 
@@ -29,16 +30,19 @@ Ints = NDArray[np.int64]
 
 # levels of |log p - log q|, nats: (near, far) of a token, and of its mean over a response
 TOKEN_PAIRS = ((1.0, 4.0), (4.0, 16.0), (0.25, 8.0), (0.0625, 16.0))
-RESPONSE_PAIRS = ((0.125, 0.5), (0.5, 2.0))
+RESPONSE_PAIRS = ((0.03125, 0.125), (0.125, 0.5), (0.5, 2.0))
 TOKEN_NATS, RESPONSE_NATS = (
     tuple(sorted({level for pair in pairs for level in pair}))
     for pairs in (TOKEN_PAIRS, RESPONSE_PAIRS)
 )
-_BETS = np.array([0.1, 1.0, 8.0])  # times the share that noise takes beyond the far level, at most
-_BODY = 0.1  # a level that more of the tokens are beyond is in the body of the noise
+_BETS = np.array(
+    [1e-4, 1e-3, 0.01, 0.1, 1.0, 8.0]
+)  # times the share that noise takes beyond the far level, at most
+_BODY = 0.1  # a level that more of the tokens, or responses, are beyond is in the body of the noise
 LEAST = 16  # tokens of a response whose mean counts: of fewer, a mean has the tail of a token
 FAR = 4.0
 ALPHA = 0.001  # probability that noise with such a tail is ever called anything else
+DOUBT = 0.1  # probability below which noise would rarely give it
 KEPT = 8  # responses that are told
 
 
@@ -123,10 +127,22 @@ class Tails:
         """The pair of levels with the most evidence."""
         return max(self.pairs, key=self._evidence)
 
+    @property
+    def doubtful(self) -> bool:
+        """Whether noise with such a tail would rarely give what is furthest off.
+
+        Less than a finding: one token far from all others may be either.
+        """
+        pairs = (pair for pair in self.pairs if pair[-1] and not self._in_body(pair))
+        return any(float(bdtrc(k - 1, n, falls(near, far))) < DOUBT for _, near, far, n, k in pairs)
+
+    def _in_body(self, pair: tuple[str, float, float, int, int]) -> bool:
+        unit, _, _, n, _ = pair
+        return n > _BODY * (self.tokens if unit == "token" else self.responses)
+
     def _evidence(self, pair: tuple[str, float, float, int, int]) -> float:
         """The evidence of a pair of levels, nats; that of betting nothing is 0."""
-        unit, near, far, n, k = pair
-        return -math.inf if unit == "token" and n > _BODY * self.tokens else _log_e(near, far, n, k)
+        return -math.inf if self._in_body(pair) else _log_e(*pair[1:])
 
 
 def falls(near: float, far: float) -> float:

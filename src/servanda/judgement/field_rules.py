@@ -1,0 +1,175 @@
+# The rules of other projects, each in its own formula on one training step.
+#
+# Names, formulas, limits and the places where they stand are the projects' own, at the commits that
+# tests/data/field_rules.json names; it has what their functions return for the same arrays.  The
+# numbers are of all trained tokens of a step at once: a project that averages over micro-batches or
+# ranks without weights logs a slightly different one.
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from servanda.judgement.breakdown import RuleRow
+from servanda.judgement.token_profile import Sums
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class RuleSums:
+    """What the rules need of a step; `+` adds its blocks.
+
+    Args:
+        tokens: sums over trained tokens with both logprobs; lost: trained tokens without.
+        answers: sequences, those without a trained token included; drift, gap: over them, sums of
+            the mean |log ratio| and of the mean log ratio, nats.
+        worst_answer: the largest mean exp |log ratio| of a sequence; largest: the largest |log
+            ratio| of a token, nats.
+    """
+
+    tokens: Sums = field(default_factory=Sums)
+    lost: int = 0
+    answers: int = 0
+    drift: float = 0.0
+    gap: float = 0.0
+    worst_answer: float = 0.0
+    largest: float = 0.0
+
+    @classmethod
+    def of(
+        cls, tokens: Sums, ratio_K: Floats, sequence_K: NDArray[np.int64], n_S: Floats
+    ) -> RuleSums:
+        """Of the trained tokens of some sequences.
+
+        Args:
+            tokens: sums over those with both logprobs; ratio_K: their log p_train - log p_infer,
+                nats; sequence_K: the sequence of each; n_S: trained tokens of each sequence.
+        """
+        some_S, size = np.maximum(n_S, 1), len(n_S)
+        with np.errstate(over="ignore", invalid="ignore"):
+            size_K = np.abs(ratio_K)
+            drift_S, gap_S, exp_S = (
+                np.bincount(sequence_K, of_K, minlength=size) / some_S
+                for of_K in (size_K, ratio_K, np.exp(size_K))
+            )
+            return cls(
+                tokens,
+                int(n_S.sum()) - len(ratio_K),
+                size,
+                float(drift_S.sum()),
+                float(gap_S.sum()),
+                float(exp_S.max(initial=0.0)),
+                float(size_K.max(initial=0.0)),
+            )
+
+    def __add__(self, other: RuleSums) -> RuleSums:
+        return RuleSums(
+            self.tokens + other.tokens,
+            *(getattr(self, n) + getattr(other, n) for n in ("lost", "answers", "drift", "gap")),
+            *(max(getattr(self, n), getattr(other, n)) for n in ("worst_answer", "largest")),
+        )
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One number of another project, and the limit above which the project calls it wrong.
+
+    Args:
+        what: the number in words; where: the limit's place in its repository.
+    """
+
+    project: str
+    name: str
+    limit: float
+    what: str
+    where: str
+    _of: Callable[[RuleSums], float]
+
+    def value(self, sums: RuleSums) -> float | None:
+        """Its number; NaN where a trained token lacks a logprob, as in the project's own formula.
+
+        None without a trained token.
+        """
+        if not sums.tokens.n:
+            return math.nan if sums.lost else None
+        with np.errstate(over="ignore", invalid="ignore"):
+            return math.nan if sums.lost else self._of(sums)
+
+    def red(self, value: float | None) -> bool:
+        return value is not None and value > self.limit
+
+
+def _mean(name: str) -> Callable[[RuleSums], float]:
+    return lambda sums: getattr(sums.tokens, name) / sums.tokens.n
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        *("NeMo-RL", "token_mult_prob_error", 1.05, "mean of exp |Δ logp|"),
+        *("docs/adding-new-models.md", _mean("exp_abs")),
+    ),
+    Rule("NeMo-RL", "gen_kl_error", 1e-3, "mean k3", "docs/guides/grpo.md", _mean("k3")),
+    Rule(
+        *("NeMo-RL", "seq_logprob_error", 2.0, "largest mean of exp |Δ logp| of a response"),
+        *("recipes for Nemotron", lambda sums: sums.worst_answer),
+    ),
+    Rule("prime-rl", "mismatch_kl", 0.015, "mean k3", "docs/development.md", _mean("k3")),
+    Rule(
+        *("miles", "log_probs, rollout_log_probs", 0.03, "difference of the means of responses"),
+        *("log_utils.py, --ci-test", lambda sums: abs(sums.gap) / sums.answers),
+    ),
+    Rule(
+        *("slime", "train_rollout_logprob_abs_diff", 0.1, "mean over responses of mean |Δ logp|"),
+        *("model.py, --ci-test", lambda sums: sums.drift / sums.answers),
+    ),
+    Rule(
+        *("verl", "rollout_corr/kl", 0.1, "|mean Δ logp|", "docs/algo/rollout_corr.md"),
+        lambda sums: abs(sums.tokens.k1) / sums.tokens.n,
+    ),
+    Rule(
+        *("verl", "rollout_probs_diff_mean", 0.01, "mean |Δ probability|", "docs/faq/faq.rst"),
+        _mean("prob_diff"),
+    ),
+    Rule(
+        *("SkyRL", "rollout_train_logprobs_abs_diff_mean", 0.0193, "mean |Δ logp|"),
+        *("CI of the fully async example", _mean("abs_log_ratio")),
+    ),
+)
+
+
+# what one token of size x adds to the number of n tokens
+_ALONE: Mapping[str, Callable[[float], float]] = {
+    "token_mult_prob_error": math.expm1,
+    "gen_kl_error": lambda x: math.expm1(-x) + x,
+    "mismatch_kl": lambda x: math.expm1(-x) + x,
+}
+
+
+def rows(steps: Iterable[tuple[int, RuleSums]]) -> tuple[RuleRow, ...]:
+    """Each rule over the steps of a run, in the order of RULES."""
+    known = list(steps)
+    return tuple(_row(rule, known) for rule in RULES)
+
+
+def _row(rule: Rule, steps: Sequence[tuple[int, RuleSums]]) -> RuleRow:
+    found = RuleRow(rule.project, rule.name, rule.what, rule.limit, len(steps))
+    values = [(step, rule.value(sums), sums) for step, sums in steps]
+    numbers = [(step, v, sums) for step, v, sums in values if v is not None and not math.isnan(v)]
+    if not numbers:
+        unknown = any(v is not None for _, v, _ in values)
+        return RuleRow(**{**vars(found), "value": math.nan}) if unknown else found
+    red = [step for step, v, _ in numbers if rule.red(v)]
+    worst, value, sums = max(numbers, key=lambda of: of[1])
+    whole = (value - (1.0 if rule.name == "token_mult_prob_error" else 0.0)) * sums.tokens.n
+    alone = None
+    if rule.name in _ALONE and sums.largest < 700 and math.isfinite(whole) and whole > 0:
+        alone = min(_ALONE[rule.name](sums.largest) / whole, 1.0)
+    return RuleRow(
+        *(rule.project, rule.name, rule.what, rule.limit, len(steps)),
+        *(len(red), red[0] if red else None, worst, value, sums.largest, alone),
+    )
