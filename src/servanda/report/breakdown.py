@@ -76,8 +76,8 @@ def _why_holds(verdict: Verdict) -> str:
         f" (mean total variation {number(c.value)} of {number(c.limit)})" for c in means[:1]
     )
     return (
-        f"it holds all the same: the contract's limits are wider, and kept{within}, and no token or "
-        "response is further off than the noise of the others gives"
+        f"it holds all the same: the contract's limits are wider, and kept{within}, and no token "
+        "or response is further off than the noise of the others gives"
     )
 
 
