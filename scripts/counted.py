@@ -80,15 +80,16 @@ def _millions() -> str:
 
 
 @cache
-def _thresholds() -> tuple[int, int]:
-    """Of other projects, on examples/tiny-dump: those that pass, and those that are judged."""
+def _rules() -> tuple[int, int, int]:
+    """Of other projects, on examples/tiny-dump: all, those never red, and the first red step."""
     from click.testing import CliRunner
 
     from servanda.cli.main import main
 
-    call = ["check", str(ROOT / "examples" / "tiny-dump"), "--quiet", "--format", "markdown"]
-    rows = re.findall(r"\| would (pass|fail) \|$", CliRunner().invoke(main, call).output, re.M)
-    return rows.count("pass"), len(rows)
+    call = ["check", str(ROOT / "examples" / "tiny-dump"), "--quiet", "--format", "json"]
+    rules = json.loads(CliRunner().invoke(main, call).output)["breakdown"]["rules"]
+    first = min(rule["first"] for rule in rules if rule["red"])
+    return len(rules), sum(not rule["red"] for rule in rules), first
 
 
 @cache
@@ -164,8 +165,9 @@ COUNTED: dict[str, Callable[[], int | str]] = {
     "model.millions": _millions,
     "gpu.billions": lambda: _page("results/gpu.md", r"Divergences at (\S+) billion parameters")[0],
     "dump.steps": lambda: len([*(ROOT / "examples" / "tiny-dump").glob("*.parquet")]),
-    "dump.pass": lambda: _thresholds()[0],
-    "dump.thresholds": lambda: _thresholds()[1],
+    "dump.rules": lambda: _rules()[0],
+    "dump.quiet": lambda: _rules()[1],
+    "dump.first": lambda: _rules()[2],
     "faults.all": lambda: _page("explanation/experiment.md", r"of (\d+) faults, the checks")[0],
     "faults.preflight": lambda: _page("explanation/experiment.md", r"preflight sync test (\d+),")[
         0

@@ -129,8 +129,8 @@ class RuleRow:
     Args:
         red: steps at which it is above its limit; first: the first of them.
         worst: the step with its largest number; value: that number; NaN: not a number at some step.
-        largest: the largest |log ratio| of a token there, nats; alone: the share of the number's
-            distance from that of equal logprobs which this token makes.
+        largest: the largest |log ratio| of a token there, nats; lone: whether the number is above
+            the limit because of that token alone.
     """
 
     project: str
@@ -143,7 +143,7 @@ class RuleRow:
     worst: int | None = None
     value: float | None = None
     largest: float | None = None
-    alone: float | None = None
+    lone: bool = False
 
 
 @dataclass(frozen=True)

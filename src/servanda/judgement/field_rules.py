@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from servanda.judgement.breakdown import RuleRow
 from servanda.judgement.token_profile import Sums
+from servanda.theory.stats.tails import FAR
 
 Floats = NDArray[np.float64]
 
@@ -67,11 +68,33 @@ class RuleSums:
                 float(size_K.max(initial=0.0)),
             )
 
+    @classmethod
+    def of_counts(cls, ratio_U: Floats, count_U: Floats, lost: int, mean_S: Floats) -> RuleSums:
+        """Of log ratios in narrow bins; what needs more than these is not a number.
+
+        Args:
+            ratio_U, count_U: log ratio of each bin, nats, and its tokens; mean_S: mean |log ratio|
+                of each sequence.
+        """
+        with np.errstate(over="ignore", invalid="ignore"):
+            size_U, weight_U = np.abs(ratio_U), np.exp(ratio_U)
+            sums = (of_U @ count_U for of_U in (size_U, np.exp(size_U), weight_U - 1 - ratio_U))
+            abs_sum, exp_abs, k3 = map(float, sums)
+            k1 = -float(ratio_U @ count_U)
+        tokens = Sums(
+            n=int(count_U.sum()), abs_log_ratio=abs_sum, exp_abs=exp_abs, k1=k1, k3=k3,
+            prob_diff=math.nan,
+        )  # fmt: skip
+        return cls(tokens, lost, len(mean_S), float(mean_S.sum()), math.nan, math.nan)
+
     def __add__(self, other: RuleSums) -> RuleSums:
         return RuleSums(
             self.tokens + other.tokens,
             *(getattr(self, n) + getattr(other, n) for n in ("lost", "answers", "drift", "gap")),
-            *(max(getattr(self, n), getattr(other, n)) for n in ("worst_answer", "largest")),
+            *(
+                float(np.maximum(getattr(self, n), getattr(other, n)))  # NaN stays
+                for n in ("worst_answer", "largest")
+            ),
         )
 
 
@@ -99,6 +122,16 @@ class Rule:
             return math.nan if sums.lost else None
         with np.errstate(over="ignore", invalid="ignore"):
             return math.nan if sums.lost else self._of(sums)
+
+    @property
+    def metric(self) -> str:
+        """Its name among the metrics of a monitor.
+
+        >>> RULES[0].metric
+        'servanda/rules/nemo_rl/token_mult_prob_error'
+        """
+        project = self.project.lower().replace("-", "_")
+        return f"servanda/rules/{project}/{self.name.replace(', ', '_')}"
 
     def red(self, value: float | None) -> bool:
         return value is not None and value > self.limit
@@ -142,12 +175,13 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-# what one token of size x adds to the number of n tokens
-_ALONE: Mapping[str, Callable[[float], float]] = {
+# what one token of size x, in nats, adds to the sum of a mean that has no bound
+_ADDED: Mapping[str, Callable[[float], float]] = {
     "token_mult_prob_error": math.expm1,
     "gen_kl_error": lambda x: math.expm1(-x) + x,
     "mismatch_kl": lambda x: math.expm1(-x) + x,
 }
+_FLOATS = 700.0  # largest x whose exponential is a float
 
 
 def rows(steps: Iterable[tuple[int, RuleSums]]) -> tuple[RuleRow, ...]:
@@ -165,11 +199,20 @@ def _row(rule: Rule, steps: Sequence[tuple[int, RuleSums]]) -> RuleRow:
         return RuleRow(**{**vars(found), "value": math.nan}) if unknown else found
     red = [step for step, v, _ in numbers if rule.red(v)]
     worst, value, sums = max(numbers, key=lambda of: of[1])
-    whole = (value - (1.0 if rule.name == "token_mult_prob_error" else 0.0)) * sums.tokens.n
-    alone = None
-    if rule.name in _ALONE and sums.largest < 700 and math.isfinite(whole) and whole > 0:
-        alone = min(_ALONE[rule.name](sums.largest) / whole, 1.0)
     return RuleRow(
         *(rule.project, rule.name, rule.what, rule.limit, len(steps)),
-        *(len(red), red[0] if red else None, worst, value, sums.largest, alone),
+        *(len(red), red[0] if red else None, worst, value, sums.largest),
+        bool(red) and _is_lone(rule, value, sums),
     )
+
+
+def _is_lone(rule: Rule, value: float, sums: RuleSums) -> bool:
+    """Whether a rule would be within its limit without the furthest token of the step."""
+    if sums.largest < FAR:
+        return False
+    if rule.name == "seq_logprob_error":
+        return True  # the response that has the token, or another one that is as far off
+    if rule.name not in _ADDED:
+        return False
+    added = _ADDED[rule.name](min(sums.largest, _FLOATS)) / sums.tokens.n
+    return value - added <= rule.limit

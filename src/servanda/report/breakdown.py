@@ -16,7 +16,6 @@ from servanda.report.rungs import HEADS, by_distance, cells, heading
 
 STEPS = 20  # rows of a report; JSON has all
 Table = tuple[str, list[str], list[list[str]]]
-_MOSTLY = 0.5  # share of a number
 _STEP_HEADS = [
     "step",
     "alone",
@@ -56,9 +55,7 @@ def rule_lines(rules: Sequence[RuleRow], verdict: Verdict) -> Iterator[str]:
         largest = f"{number(row.value)} at step {row.worst}"
         if row.steps == 1:
             steps, largest = f"step {row.first}", number(row.value)
-        alone = ""
-        if row.alone is not None and row.alone >= _MOSTLY:
-            alone = f"; one token of {number(row.largest)} nats makes {percent(row.alone)} of it"
+        alone = f"; one token of {number(row.largest)} nats puts it there" if row.lone else ""
         yield f"{row.project} {row.name} above {number(row.limit)}: {steps}; {largest}{alone}"
     unknown = [row for row in rules if row.value is not None and math.isnan(row.value)]
     if unknown:

@@ -24,6 +24,7 @@ from servanda.judgement.clauses.draft_acceptance import (
 from servanda.judgement.clauses.fidelity import Drawn, SamplerFidelity, ServedFidelity
 from servanda.judgement.clauses.format_cost import FormatCertificate, FormatGrown
 from servanda.judgement.clauses.guards import Coherent, Counts, UsableRatio
+from servanda.judgement.clauses.responses import ResponseShare
 from servanda.judgement.clauses.reward_gap import Growth, Paired, RewardGap
 from servanda.judgement.clauses.sample_ratio import SampleRatio, Split
 from servanda.judgement.clauses.self_noise import SelfNoise
@@ -266,6 +267,7 @@ STABLE = statistical.RelativeToStable(Feed(limit=1.0), times=2.0)
 CASES = {
     "realised": realised(bits(20, 40), bits(4, 20)),
     "realised, kept": realised(bits(2, 150), bits(0, 100)),
+    "responses": replace(realised(bits(20, 40), bits(4, 20)), kind=ResponseShare(Feed(LIMIT))),
     "unbounded": realised(bits(24, 60), proves=False),
     "population": population((40, 10), (0, 50)),
     "population, red later": population((3, 30), (40, 10)),

@@ -22,7 +22,7 @@ def test_every_preset_of_a_trainer_completes_to_a_contract_that_lints(name):
     assert contract.weights.changes == "every_step"
     assert {k.engine for k in (contract.kernels.train, contract.kernels.infer)} == {"external"}
     metrics = [clause.metric for clause in contract.observability.clauses]
-    assert metrics == ["coherence", "usable_ratio"]
+    assert metrics == ["coherence", "usable_ratio", "outlier_tokens"]
     limit = next(c.at_most for c in contract.statistical if c.metric == "tv" and c.enforced)
     assert of_run.needed(name) >= units_at_best(limit, 0.05)
 

@@ -415,6 +415,10 @@ class Kind:
         known = [part for part in counted if part is not None]
         return reduce(operator.add, known) if known else None
 
+    def adds(self, statistic: Statistic, /) -> bool:
+        """Whether a step may be called violated for its tokens and those of the steps before."""
+        return True
+
     def not_in_a_step(self, clause: Clause, /) -> str:
         """Why the counts of a training step do not suffice; "" if they do."""
         counted = self.reads in ("ratio", "lower", "loss", "responses", "tails")

@@ -26,7 +26,7 @@ from servanda.judgement.clauses.chain_metrics import CHAIN, Lack
 from servanda.judgement.clauses.gradient import SequenceCertificate
 from servanda.judgement.clauses.statistical import Certificate, Feed, Grown, share_beyond
 from servanda.judgement.slices.rules import Known
-from servanda.report.format import count, number
+from servanda.report.format import count, number, percent
 from servanda.theory.stats.log_moment import LogMoment
 from servanda.theory.stats.tails import (
     FAR,
@@ -142,8 +142,8 @@ class ResponseShare(SequenceCertificate):
         if verdict.n >= needed:
             return verdict
         note = (
-            f"{count(verdict.n, 'response')} cannot show a share of {self.feed.limit:.2%}: that "
-            f"takes {needed:,}"
+            f"{count(verdict.n, 'response')} cannot show a share of {percent(self.feed.limit)}: "
+            f"that takes {needed:,}"
         )
         return verdict.but(outcome="not applicable", open=False, more=None, note=note)
 
@@ -239,22 +239,26 @@ class OutlierTokens(Kind):
         start_S = np.cumsum(length_S) - length_S
         ratio_K = ratio_N[inside_N]
         train_N, infer_N = view.pair.train.columns["logp"], infer.columns["logp"]
+        before_N = infer.columns.get("length")  # tokens before each one, of other turns, too
 
         def place(s: int, k: int) -> FarToken:
-            i = int(index_K[k])
+            i, prompt = int(index_K[k]), int(infer.prompt_tokens_S[s])
             return FarToken(
                 float(abs(ratio_K[k])),
                 int(np.count_nonzero(np.abs(ratio_K[at_K == s]) > FAR)),
                 -1,
                 f"response {int(infer.sequence_S[s])}",
                 "",
-                int(infer.prompt_tokens_S[s]) + i - int(start_S[s]),
+                int(before_N[i]) if before_N is not None else prompt + i - int(start_S[s]),
                 int(infer.token_N[i]),
                 float(train_N[i]),
                 float(infer_N[i]),
             )
 
         return tails_of(ratio_K, np.bincount(at_K, minlength=len(length_S)), place)
+
+    def adds(self, statistic: Tails) -> bool:
+        return any(k for *_, k in statistic.pairs)
 
     def invalidates(self, other: Kind) -> bool:
         return False  # a few tokens: the statistical promises stand beside the finding

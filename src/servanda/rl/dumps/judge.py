@@ -14,7 +14,14 @@ import numpy as np
 
 from servanda.contract.model import WHOLE
 from servanda.errors import MeasurementError
-from servanda.judgement.breakdown import Advice, Breakdown, StepPoint, StepRow, StepSeries
+from servanda.judgement.breakdown import (
+    Advice,
+    Breakdown,
+    RuleRow,
+    StepPoint,
+    StepRow,
+    StepSeries,
+)
 from servanda.judgement.causes.catalogue import UNEXPLAINED
 from servanda.judgement.causes.gap_cause import Explanation
 from servanda.judgement.clauses.base import CellVerdict, worst
@@ -24,8 +31,15 @@ from servanda.judgement.field_rules import RuleSums, rows
 from servanda.judgement.plan import Plan
 from servanda.judgement.slices.atoms import atoms_of
 from servanda.judgement.slices.rules import Cut
-from servanda.judgement.verdict import BlindSpot, Circumstances, Verdict, judge, unsound
-from servanda.report.breakdown import removed_line
+from servanda.judgement.verdict import (
+    BlindSpot,
+    Circumstances,
+    Verdict,
+    judge,
+    outcome_of,
+    unsound,
+)
+from servanda.report.breakdown import removed_line, rule_lines
 from servanda.report.cell_text import excess
 from servanda.report.format import count
 from servanda.rl.dumps import workers
@@ -451,7 +465,7 @@ def judge_dump(options: DumpOptions, watch: Watch | None = None) -> DumpVerdict:
     spots = (*verdict.blind_spots, *_blind_spots(breakdown, findings))
     verdict = replace(verdict, breakdown=breakdown, blind_spots=spots)
     if verdict.outcome != "error":
-        verdict = by_step.joined(verdict)
+        verdict = _doubted(by_step.joined(verdict), breakdown.rules)
     names = [cut.name for cut in statistics.cuts]
     out = fewest(names, limits, statistics.atoms)
     bits = sum(1 << i for i, name in enumerate(names) if name in out)
@@ -514,6 +528,23 @@ def _watched(results: Iterable[StepResult], dump: Dump, watch: Watch) -> Iterato
         yield result
         done += dump.of([step]).bytes
         watch(Progress("reading, MB", done // _MB, total))
+
+
+def _doubted(verdict: Verdict, rules: Sequence[RuleRow]) -> Verdict:
+    """The verdict, inconclusive where one token alone puts another project's rule above its limit.
+
+    The mean of the rule has no bound, and one far token may be noise, or not.
+    """
+    lone = next((row for row in rules if row.lone), None)
+    asked = any(c.metric == OUTLIERS and c.enforced for c in verdict.cells)
+    if lone is None or verdict.outcome != "holds" or not asked:
+        return verdict
+    note = f"one token may be noise, or not: {next(rule_lines([lone], verdict))}"
+    cells = tuple(
+        c.but(outcome="inconclusive", open=True, note=note) if c.metric == OUTLIERS else c
+        for c in verdict.cells
+    )
+    return replace(verdict, cells=cells, outcome=outcome_of(cells))
 
 
 def _blind_spots(breakdown: Breakdown, findings: Iterable[Finding]) -> Iterator[BlindSpot]:

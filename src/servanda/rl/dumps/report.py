@@ -142,6 +142,7 @@ def _row(cell: CellVerdict, name: str, answer: DumpVerdict) -> str:
     step = None if cell.steps else answer.since.get(f"{cell.clause}[{cell.slice}]")
     tail = f"   since step {step}" if step is not None else ""
     tail += "" if cell.enforced else "   a warning only"
+    tail += f"   {cell.note}" if cell.outcome == "not applicable" else ""
     return f"  {glyph} {name.ljust(_NAME - 4)}{value.ljust(_VALUE)}{limit(cell)}{tail}"
 
 
@@ -319,7 +320,7 @@ def _only_far(answer: DumpVerdict) -> bool:
 def _at_steps(answer: DumpVerdict) -> bool:
     """Whether only single steps are violated."""
     cells = [c for c in answer.verdict.cells if c.enforced and c.outcome == "violated"]
-    return all(c.steps for c in cells)
+    return all(c.steps for c in cells if c.metric != OUTLIERS)
 
 
 def _parted(answer: DumpVerdict) -> bool:

@@ -21,6 +21,7 @@ from servanda.errors import EvidenceError
 from servanda.judgement.clauses.gradient import psi_of
 from servanda.judgement.clauses.loss_checks import LossSums
 from servanda.judgement.evidence import Weighed
+from servanda.judgement.field_rules import RuleSums
 from servanda.judgement.plan import Plan
 from servanda.rl.dumps.checks import Soundness, errors_of, of_step
 from servanda.rl.dumps.checks.columns import FAR_NATS, Values, Zeros
@@ -104,6 +105,7 @@ class Part(RankMessage):
         lags: sums of |log ratio| against staleness.
         scalars: sums that are followed over the run.
         gross: evidence that the mean weight is above 1, see `statistics`.
+        rules: what the rules of other projects need.
     """
 
     statistics: tuple[Any, ...] = ()
@@ -122,6 +124,7 @@ class Part(RankMessage):
     lags: LagSplit = field(default_factory=LagSplit)
     scalars: StepScalars = field(default_factory=StepScalars)
     gross: Coherence = field(default_factory=Coherence)
+    rules: RuleSums = field(default_factory=RuleSums)
 
 
 @dataclass(frozen=True)
@@ -263,6 +266,7 @@ def part_of(
         lags=lag_split(batch),
         scalars=own.scalars,
         gross=own.gross,
+        rules=own.rules,
     )
 
 

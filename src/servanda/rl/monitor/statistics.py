@@ -24,6 +24,7 @@ from servanda.judgement.clauses.responses import (
     tails_of,
 )
 from servanda.judgement.clauses.token_counts import CellStatistics, SliceCounts
+from servanda.judgement.field_rules import RuleSums
 from servanda.judgement.slices.atoms import atoms_of
 from servanda.judgement.slices.rules import Cut, Term
 from servanda.rl.dumps.checks.base import HEAD_TOKENS
@@ -31,7 +32,7 @@ from servanda.rl.dumps.checks.pairs import GROSS_NATS
 from servanda.rl.monitor import batch as on_device
 from servanda.rl.monitor.batch import Batch, BatchFields, DeviceBatch
 from servanda.rl.steps.drift import ENDS
-from servanda.rl.trend.changes import StepScalars
+from servanda.rl.trend.changes import StepScalars, ratios_of_bins
 from servanda.theory.bounds.applied_weights import error_of
 from servanda.theory.bounds.importance_weights import Psi
 from servanda.theory.divergence.precision import captured, errors
@@ -76,6 +77,7 @@ class BatchStatistics:
         loss: what the loss used; None if it is not recorded.
         gross: evidence that the mean weight is above 1 by more than a thousandth, without the
             first tokens of later turns.
+        rules: what the rules of other projects need.
     """
 
     statistics: tuple[Any, ...]
@@ -85,6 +87,7 @@ class BatchStatistics:
     known_B: Array
     loss: LossSums | None
     gross: Coherence
+    rules: RuleSums
 
 
 class StepStatistics:
@@ -125,8 +128,14 @@ class StepStatistics:
             count_K = count_K - heads.count_CK[1]
         used = np.flatnonzero(count_K)
         gross = Coherence.of(self._least_K[used], 0, error + GROSS_NATS, count_K[used])
+        drift_B, known_B = by_sequence
+        ratio_U = ratios_of_bins()[0][(all_U := np.flatnonzero(counts.count_CK[0]))]
+        with np.errstate(invalid="ignore"):
+            mean_B = np.where(known_B > 0, drift_B / known_B, 0.0)[batch.selected_B]
+        lost = int(counts.lost_C[0])
+        rules = RuleSums.of_counts(ratio_U, counts.count_CK[0][all_U], lost, mean_B)
         return BatchStatistics(
-            tuple(statistics), scalars.usable, scalars, *by_sequence, whole, gross
+            tuple(statistics), scalars.usable, scalars, *by_sequence, whole, gross, rules
         )
 
 

@@ -18,6 +18,7 @@ from servanda.judgement.breakdown import Advice
 from servanda.judgement.clauses.base import CellVerdict, Outcome
 from servanda.judgement.clauses.gradient import psi_of
 from servanda.judgement.escalation import action_of, rules_met
+from servanda.judgement.field_rules import RULES, RuleSums
 from servanda.judgement.slices.atoms import atoms_of
 from servanda.judgement.slices.rules import Cut
 from servanda.judgement.verdict import EXIT_CODES, BlindSpot, Verdict, html_of, objection, remarks
@@ -271,6 +272,11 @@ def metrics_of(
             metrics[f"servanda/contribution/{sign}"] = mean
     if ratio is not None:
         metrics["servanda/trend"] = ratio
+    rules = sum((part.rules for part in parts), RuleSums())
+    for rule in RULES:
+        value = rule.value(rules)
+        if value is not None and math.isfinite(value):
+            metrics[rule.metric] = value
     scalars = sum((part.scalars for part in parts), StepScalars()).values
     return {**{f"{PREFIX}{name}": value for name, value in scalars.items()}, **metrics}
 

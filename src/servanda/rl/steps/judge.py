@@ -187,7 +187,8 @@ class StepJudge:
                 price = math.log(step_alpha(1.0, series.number))
                 series = replace(series, evidence=price + (own.e_violated or 0.0))
             self._series[i] = series
-            if cell.clause.enforced and own.outcome == "violated":
+            adds = cell.kind.adds(statistic)
+            if cell.clause.enforced and own.outcome == "violated" and adds:
                 red[i] = self._series.pop(i)
         return red
 

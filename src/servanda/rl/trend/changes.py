@@ -60,7 +60,7 @@ class StepScalars:
     def of(cls, count_K: Array, lost: int) -> StepScalars:
         """From counts of tokens by the bin of their log ratio, [BINS]."""
         used = np.flatnonzero(count_K)
-        ratio_U, magnitude_U = (of_K[used] for of_K in _bins())
+        ratio_U, magnitude_U = (of_K[used] for of_K in ratios_of_bins())
         n_U = count_K[used]
         with np.errstate(over="ignore"):
             k3_U = np.expm1(ratio_U) - ratio_U
@@ -103,7 +103,7 @@ class StepScalars:
 
 
 @cache
-def _bins() -> tuple[Array, Array]:
+def ratios_of_bins() -> tuple[Array, Array]:
     """The log ratio of each bin, nats, and its magnitude; -inf is in the first bin."""
     least_K, most_K = edges()
     ratio_K = least_K / 2 + most_K / 2
