@@ -337,8 +337,9 @@ def _law(rows: list[Any]) -> str:
     quiet = [row for row in rows if not row[5]]
     lines = [
         f"Of {len(rows)} dumps with a fault, of {len(SHAPES)} shapes and {len(SIZES)} sizes, at "
-        f"least one rule is rightly red on {len(red)}; the answer beside it is *holds* on {beside}. "
-        f"On the {len(quiet)} others it is *holds* on {sum(r[4] == 'holds' for r in quiet)}."
+        f"least one rule is rightly red on {len(red)}; the answer beside it is *holds* on "
+        f"{beside}. On the {len(quiet)} others it is *holds* on "
+        f"{sum(row[4] == 'holds' for row in quiet)}."
     ]
     table = []
     for where in WHERE:
