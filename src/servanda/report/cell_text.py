@@ -76,11 +76,15 @@ def signed_limit(cell: CellVerdict) -> str:
     return f"{limit_sign(cell)} {limit(cell)}" if cell.limit is not None else ""
 
 
+def each_of(cell: CellVerdict) -> str:
+    """What a share of a percentile clause is a share of."""
+    return "responses" if cell.metric.startswith("response_") else "tokens"
+
+
 def quantity(cell: CellVerdict) -> str:
     """What is measured, such as "mean tv" or "tokens with abs_log_ratio_nats > 0.2"."""
     if cell.threshold is not None:
-        each = "responses" if cell.metric.startswith("response_") else "tokens"
-        return f"{each} with {cell.metric} > {cell.threshold:g}"
+        return f"{each_of(cell)} with {cell.metric} > {cell.threshold:g}"
     return f"{cell.aggregate} {cell.metric}".strip()
 
 

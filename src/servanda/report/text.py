@@ -14,6 +14,7 @@ from servanda.report.cell_text import (
     GLYPH,
     assumed,
     certified,
+    each_of,
     interval,
     log_e_value,
     of_cell,
@@ -176,15 +177,16 @@ def _row(cell: CellVerdict) -> list[str]:
 def _notes(cell: CellVerdict, verdict: Verdict) -> list[str]:
     notes = [cell.note] if cell.note else []
     if found := log_e_value(cell):
-        # the price of a violation, as for any other cell
-        at = log_price(verdict.alpha_violated)
+        # the price of a violation, as for any other cell, unless it has an error rate of its own
+        own = cell.alpha is not None and cell.alpha < verdict.alpha_violated
+        at = log_price(cell.alpha if own and cell.alpha else verdict.alpha_violated)
         tested = f"{_TESTED[cell.metric]}: " if cell.metric in _TESTED else ""
         notes = [f"{tested}{cell.note or 'not decided'} ({found}, rejected at {number(at)})"]
     if cell.threshold is not None:
         nats = " nats" if cell.metric.endswith("_nats") else ""  # a metric's name ends in its unit
         notes.append(
-            f"a share of tokens: {cell.aggregate} stays within {cell.threshold:g}{nats} if at most "
-            f"{percent(cell.limit)} exceed it"
+            f"a share of {each_of(cell)}: {cell.aggregate} stays within {cell.threshold:g}{nats} "
+            f"if at most {percent(cell.limit)} exceed it"
         )
     if cell.outcome == "inconclusive" and cell.more:
         notes.append(f"about {count(cell.more, 'more prompt group')} would decide")

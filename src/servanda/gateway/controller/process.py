@@ -364,7 +364,8 @@ def _promise(cell: CellStatus, clause: Clause | None) -> str:
         return f"a mean of at most {cell.limit:g} {cell.unit}".rstrip()
     metric = DIVERGENCES.get(clause.metric)
     unit = f" {metric.unit}" if metric is not None and metric.unit else ""
-    return f"at most {100 * cell.limit:g} % of tokens beyond {clause.at_most:g}{unit}"
+    each = "responses" if clause.metric.startswith("response_") else "tokens"
+    return f"at most {100 * cell.limit:g} % of {each} beyond {clause.at_most:g}{unit}"
 
 
 def _evidence(log: float) -> str:

@@ -29,6 +29,7 @@ from servanda.judgement.slices.rules import Known
 from servanda.report.format import count, number, percent
 from servanda.theory.stats.log_moment import LogMoment
 from servanda.theory.stats.tails import (
+    ALPHA,
     FAR,
     KEPT,
     LEAST,
@@ -272,6 +273,7 @@ class OutlierTokens(Kind):
             kind="guard",
             n=tails.tokens,
             units="tokens",
+            alpha=ALPHA * look.part,
             e_violated=log_e if tails.tokens else None,
         )
         if not tails.tokens:
