@@ -38,6 +38,9 @@ weights are test servers of a model of two layers, which speak as vLLM and SGLan
 are those of the thread, if it states them. A case therefore shows that this kind of bug is
 detected, not how large the bug was in the field. No case ran on a GPU or in the original
 frameworks. The numbers of the threads are their reporters'.
+
+Further faults, rare and partial ones, were written without a look at the source. How many of them
+are caught, and which are not, is on [the page of rules](rules.md#measured).
 """
 
 

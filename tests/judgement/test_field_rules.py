@@ -48,7 +48,12 @@ def sums_of(train_ST, infer_ST, mask_ST):
             k3=float((np.expm1(x_K) - x_K).sum()),
             prob_diff=float(np.abs(np.exp(t_K) - np.exp(g_K)).sum()),
         )
-    return RuleSums.of(tokens, x_K, np.nonzero(usable_ST)[0], mask_ST.sum(axis=1))
+    n_S = mask_ST.sum(axis=1)
+    x_ST = np.where(usable_ST, train_ST, 0.0) - np.where(usable_ST, infer_ST, 0.0)
+    with np.errstate(over="ignore"):
+        exp_S = np.where(usable_ST, np.exp(np.abs(x_ST)), 0.0).sum(axis=1)
+    drift_S, largest = np.abs(x_ST).sum(axis=1), float(np.abs(x_K).max(initial=0.0))
+    return RuleSums.of(tokens, n_S, drift_S, x_ST.sum(axis=1), exp_S, largest)
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: f"{rule.project} {rule.name}")

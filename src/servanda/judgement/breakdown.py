@@ -130,7 +130,7 @@ class RuleRow:
         red: steps at which it is above its limit; first: the first of them.
         worst: the step with its largest number; value: that number; NaN: not a number at some step.
         largest: the largest |log ratio| of a token there, nats; lone: whether the number is above
-            the limit because of that token alone.
+            the limit because of that token, or of one response, alone.
     """
 
     project: str

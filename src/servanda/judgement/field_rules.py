@@ -19,6 +19,7 @@ from servanda.judgement.token_profile import Sums
 from servanda.theory.stats.tails import FAR
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -43,30 +44,20 @@ class RuleSums:
 
     @classmethod
     def of(
-        cls, tokens: Sums, ratio_K: Floats, sequence_K: NDArray[np.int64], n_S: Floats
+        cls, tokens: Sums, n_S: Ints, drift_S: Floats, gap_S: Floats, exp_S: Floats, largest: float
     ) -> RuleSums:
         """Of the trained tokens of some sequences.
 
         Args:
-            tokens: sums over those with both logprobs; ratio_K: their log p_train - log p_infer,
-                nats; sequence_K: the sequence of each; n_S: trained tokens of each sequence.
+            tokens: sums over those with both logprobs; n_S: trained tokens of each sequence.
+            drift_S, gap_S, exp_S: sums over those with both of |log ratio|, log ratio, nats, and
+                exp |log ratio|; largest: |log ratio| of them.
         """
-        some_S, size = np.maximum(n_S, 1), len(n_S)
+        some_S = np.maximum(n_S, 1)
         with np.errstate(over="ignore", invalid="ignore"):
-            size_K = np.abs(ratio_K)
-            drift_S, gap_S, exp_S = (
-                np.bincount(sequence_K, of_K, minlength=size) / some_S
-                for of_K in (size_K, ratio_K, np.exp(size_K))
-            )
-            return cls(
-                tokens,
-                int(n_S.sum()) - len(ratio_K),
-                size,
-                float(drift_S.sum()),
-                float(gap_S.sum()),
-                float(exp_S.max(initial=0.0)),
-                float(size_K.max(initial=0.0)),
-            )
+            means = (float((of_S / some_S).sum()) for of_S in (drift_S, gap_S))
+            worst = float((exp_S / some_S).max(initial=0.0))
+            return cls(tokens, int(n_S.sum()) - tokens.n, len(n_S), *means, worst, largest)
 
     @classmethod
     def of_counts(cls, ratio_U: Floats, count_U: Floats, lost: int, mean_S: Floats) -> RuleSums:
@@ -141,6 +132,7 @@ def _mean(name: str) -> Callable[[RuleSums], float]:
     return lambda sums: getattr(sums.tokens, name) / sums.tokens.n
 
 
+ONE_RESPONSE = "seq_logprob_error"  # the rule about the worst response, whatever the others are
 RULES: tuple[Rule, ...] = (
     Rule(
         *("NeMo-RL", "token_mult_prob_error", 1.05, "mean of exp |Δ logp|"),
@@ -148,7 +140,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule("NeMo-RL", "gen_kl_error", 1e-3, "mean k3", "docs/guides/grpo.md", _mean("k3")),
     Rule(
-        *("NeMo-RL", "seq_logprob_error", 2.0, "largest mean of exp |Δ logp| of a response"),
+        *("NeMo-RL", ONE_RESPONSE, 2.0, "largest mean of exp |Δ logp| of a response"),
         *("recipes for Nemotron", lambda sums: sums.worst_answer),
     ),
     Rule("prime-rl", "mismatch_kl", 0.015, "mean k3", "docs/development.md", _mean("k3")),
@@ -207,12 +199,10 @@ def _row(rule: Rule, steps: Sequence[tuple[int, RuleSums]]) -> RuleRow:
 
 
 def _is_lone(rule: Rule, value: float, sums: RuleSums) -> bool:
-    """Whether a rule would be within its limit without the furthest token of the step."""
-    if sums.largest < FAR:
-        return False
-    if rule.name == "seq_logprob_error":
-        return True  # the response that has the token, or another one that is as far off
-    if rule.name not in _ADDED:
+    """Whether a rule would be within its limit without one token, or one response, of the step."""
+    if rule.name == ONE_RESPONSE:
+        return True
+    if sums.largest < FAR or rule.name not in _ADDED:
         return False
     added = _ADDED[rule.name](min(sums.largest, _FLOATS)) / sums.tokens.n
     return value - added <= rule.limit

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from servanda.contract.model import WHOLE
 from servanda.judgement.breakdown import Removed, RuleRow, SequenceRow, StepRow
 from servanda.judgement.clauses.base import ORDER
+from servanda.judgement.field_rules import ONE_RESPONSE
 from servanda.judgement.verdict import Verdict
 from servanda.report.cell_text import GLYPH
 from servanda.report.consequence import corrections_table
@@ -55,7 +56,8 @@ def rule_lines(rules: Sequence[RuleRow], verdict: Verdict) -> Iterator[str]:
         largest = f"{number(row.value)} at step {row.worst}"
         if row.steps == 1:
             steps, largest = f"step {row.first}", number(row.value)
-        alone = f"; one token of {number(row.largest)} nats puts it there" if row.lone else ""
+        one = "response" if row.name == ONE_RESPONSE else f"token of {number(row.largest)} nats"
+        alone = f"; one {one} puts it there" if row.lone else ""
         yield f"{row.project} {row.name} above {number(row.limit)}: {steps}; {largest}{alone}"
     unknown = [row for row in rules if row.value is not None and math.isnan(row.value)]
     if unknown:

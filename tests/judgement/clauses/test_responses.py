@@ -64,7 +64,9 @@ def test_tails_are_those_of_a_walk_over_the_responses(of):
     ratio_K = np.array([x for own in of for x in own])
     n_S = np.array([len(own) for own in of], dtype=np.int64)
     tails = tails_of(
-        ratio_K, n_S, lambda s, k: FarToken(float(abs(ratio_K[k])), 0, s, "", "", k, 0, 0.0, 0.0)
+        np.abs(ratio_K),
+        n_S,
+        lambda s, k: FarToken(float(abs(ratio_K[k])), 0, s, "", "", k, 0, 0.0, 0.0),
     )
     sizes = [[abs(x) for x in own] for own in of]
     assert tails.tokens == len(ratio_K)

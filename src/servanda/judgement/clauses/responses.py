@@ -183,16 +183,15 @@ class ResponseLargest(ResponseShare):
     )
 
 
-def tails_of(ratio_K: Array, n_S: Array, place: Callable[[int, int], FarToken]) -> Tails:
+def tails_of(size_K: Array, n_S: Array, place: Callable[[int, int], FarToken]) -> Tails:
     """The tails of some responses.
 
     Args:
-        ratio_K: log p - log q of the usable tokens, by response, nats; n_S: their number.
-        place: (response, index in ratio_K) -> what is told of that token.
+        size_K: |log p - log q| of the usable tokens, by response, nats; n_S: their number.
+        place: (response, index in size_K) -> what is told of that token.
     """
-    size_K = np.abs(ratio_K)
     beyond = counted(size_K, TOKEN_NATS)
-    mean_S = of_responses(MEAN, ratio_K, n_S)
+    mean_S = of_responses(MEAN, size_K, n_S)
     worst: list[FarToken] = []
     far = 0
     if beyond[TOKEN_NATS.index(FAR)]:
@@ -210,7 +209,7 @@ def tails_of(ratio_K: Array, n_S: Array, place: Callable[[int, int], FarToken]) 
             if len(seen) == KEPT:
                 break
     return Tails(
-        len(ratio_K),
+        len(size_K),
         beyond,
         int(np.count_nonzero(n_S)),
         counted(mean_S[n_S >= LEAST], RESPONSE_NATS),
@@ -238,15 +237,15 @@ class OutlierTokens(Kind):
         at_K = np.repeat(np.arange(len(length_S)), length_S)[inside_N]
         index_K = np.flatnonzero(inside_N)
         start_S = np.cumsum(length_S) - length_S
-        ratio_K = ratio_N[inside_N]
+        size_K = np.abs(ratio_N[inside_N])
         train_N, infer_N = view.pair.train.columns["logp"], infer.columns["logp"]
         before_N = infer.columns.get("length")  # tokens before each one, of other turns, too
 
         def place(s: int, k: int) -> FarToken:
             i, prompt = int(index_K[k]), int(infer.prompt_tokens_S[s])
             return FarToken(
-                float(abs(ratio_K[k])),
-                int(np.count_nonzero(np.abs(ratio_K[at_K == s]) > FAR)),
+                float(size_K[k]),
+                int(np.count_nonzero(size_K[at_K == s] > FAR)),
                 -1,
                 f"response {int(infer.sequence_S[s])}",
                 "",
@@ -256,7 +255,7 @@ class OutlierTokens(Kind):
                 float(infer_N[i]),
             )
 
-        return tails_of(ratio_K, np.bincount(at_K, minlength=len(length_S)), place)
+        return tails_of(size_K, np.bincount(at_K, minlength=len(length_S)), place)
 
     def adds(self, statistic: Tails) -> bool:
         return any(k for *_, k in statistic.pairs)

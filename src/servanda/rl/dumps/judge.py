@@ -531,15 +531,15 @@ def _watched(results: Iterable[StepResult], dump: Dump, watch: Watch) -> Iterato
 
 
 def _doubted(verdict: Verdict, rules: Sequence[RuleRow]) -> Verdict:
-    """The verdict, inconclusive where one token alone puts another project's rule above its limit.
+    """The verdict, inconclusive where one token or response puts a rule of others above its limit.
 
-    The mean of the rule has no bound, and one far token may be noise, or not.
+    The mean of such a rule has no bound, and what is far off alone may be noise, or not.
     """
     lone = next((row for row in rules if row.lone), None)
     asked = any(c.metric == OUTLIERS and c.enforced for c in verdict.cells)
     if lone is None or verdict.outcome != "holds" or not asked:
         return verdict
-    note = f"one token may be noise, or not: {next(rule_lines([lone], verdict))}"
+    note = f"one alone may be noise, or not: {next(rule_lines([lone], verdict))}"
     cells = tuple(
         c.but(outcome="inconclusive", open=True, note=note) if c.metric == OUTLIERS else c
         for c in verdict.cells

@@ -114,6 +114,30 @@ class ScoredTokens:
         return np.repeat(np.arange(len(length_S)), length_S)[self.usable_N]
 
     @cached_property
+    def size_K(self) -> Array:
+        """|log ratio| of each token, nats."""
+        return np.abs(self.log_ratio_K)
+
+    @cached_property
+    def drift_S(self) -> Array:
+        """Sum of |log ratio| of each sequence, nats."""
+        return self._by_sequence(self.size_K)
+
+    @cached_property
+    def gap_S(self) -> Array:
+        """Sum of the log ratio of each sequence, nats."""
+        return self._by_sequence(self.log_ratio_K)
+
+    @cached_property
+    def exp_S(self) -> Array:
+        """Sum of exp |log ratio| of each sequence."""
+        with np.errstate(over="ignore"):
+            return self._by_sequence(np.exp(self.size_K))
+
+    def _by_sequence(self, of_K: Array) -> Array:
+        return np.bincount(self.sequence_K, of_K, minlength=len(self.pair.infer.length_S))
+
+    @cached_property
     def tokens_S(self) -> Array:
         """Usable tokens of each sequence."""
         return np.bincount(self.sequence_K, minlength=len(self.pair.infer.length_S))
@@ -121,17 +145,16 @@ class ScoredTokens:
 
 def response_statistic(cell: Cell, block: Rollouts, tokens: ScoredTokens) -> Any:
     """The statistic of a cell about whole responses, of all sequences of a block."""
-    kind, ratio_K, n_S = cell.kind, tokens.log_ratio_K, tokens.tokens_S
-    infer = tokens.pair.infer
+    kind, n_S, infer = cell.kind, tokens.tokens_S, tokens.pair.infer
     if isinstance(kind, ResponseShare):
-        value_S = of_responses(cell.clause.metric, ratio_K, n_S)
+        value_S = of_responses(cell.clause.metric, tokens.log_ratio_K, n_S)
         return kind.of_values(value_S[infer.length_S > 0])
 
     def place(s: int, k: int) -> FarToken:
         n = int(np.flatnonzero(tokens.usable_N)[k])
         return FarToken(
-            float(abs(ratio_K[k])),
-            int(np.count_nonzero(np.abs(ratio_K[tokens.sequence_K == s]) > FAR)),
+            float(tokens.size_K[k]),
+            int(np.count_nonzero(tokens.size_K[tokens.sequence_K == s] > FAR)),
             block.step,
             block.source_S[s],
             block.group_S[s],
@@ -141,7 +164,7 @@ def response_statistic(cell: Cell, block: Rollouts, tokens: ScoredTokens) -> Any
             float(tokens.infer_K[k]),
         )
 
-    return tails_of(ratio_K, n_S, place)
+    return tails_of(tokens.size_K, n_S, place)
 
 
 # Outliers: the sequences with the largest difference of the two sides.
@@ -209,10 +232,7 @@ class Outliers:
             if value >= log_price(look_alpha(alpha, self.sequences + s + 1))
         }
         self.beyond += len(beyond)
-        with np.errstate(over="ignore"):
-            ratio_K = tokens.log_ratio_K
-            sum_S = np.bincount(at_K, ratio_K, minlength=size)
-            exp_S = np.bincount(at_K, np.exp(np.abs(ratio_K)), minlength=size)
+        sum_S, exp_S = tokens.gap_S, tokens.exp_S
         # evidence before size: few tokens can differ strongly by chance
         for s in np.argsort(-excess_S, kind="stable")[: 4 * KEPT].tolist():
             if not n_S[s]:
@@ -481,8 +501,8 @@ class StepSummation:
         atoms = atoms_of(self._of.cuts, PairFields(pair))
         portrait = portray(pair, _slices(self._of.cuts, atoms), (0,) * len(block))
         part.portrait += portrait
-        trained_S = pair.infer.length_S
-        part.rules += RuleSums.of(portrait.total, tokens.log_ratio_K, tokens.sequence_K, trained_S)
+        sums = tokens.drift_S, tokens.gap_S, tokens.exp_S, float(tokens.size_K.max(initial=0.0))
+        part.rules += RuleSums.of(portrait.total, pair.infer.length_S, *sums)
         self._by_group(pair, tokens)
         self._by_slices(tokens, atoms)
         removed_S = None

@@ -183,7 +183,8 @@ def _tails(batch: Batch, count_K: Array, drift_B: Array, known_B: Array) -> Tail
             of_step = batch.weights, f"sequence {b}", group, t, token, train, infer
             return FarToken(abs(train - infer), int((size_T > FAR).sum()), *of_step)
 
-        return tails_of(*_usable_ratios(batch), place)
+        ratio_U, n_B = _usable_ratios(batch)
+        return tails_of(np.abs(ratio_U), n_B, place)
     with np.errstate(invalid="ignore"):
         mean_B = drift_B[known_B >= LEAST] / known_B[known_B >= LEAST]
     odd = counted(mean_B, RESPONSE_NATS)
