@@ -55,9 +55,10 @@ class RuleSums:
         """
         some_S = np.maximum(n_S, 1)
         with np.errstate(over="ignore", invalid="ignore"):
-            means = (float((of_S / some_S).sum()) for of_S in (drift_S, gap_S))
+            drift, gap = (float((of_S / some_S).sum()) for of_S in (drift_S, gap_S))
             worst = float((exp_S / some_S).max(initial=0.0))
-            return cls(tokens, int(n_S.sum()) - tokens.n, len(n_S), *means, worst, largest)
+        lost = int(n_S.sum()) - tokens.n
+        return cls(tokens, lost, len(n_S), drift, gap, worst, largest)
 
     @classmethod
     def of_counts(cls, ratio_U: Floats, count_U: Floats, lost: int, mean_S: Floats) -> RuleSums:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from servanda.contract.model import WHOLE
+from servanda.contract.model import WHOLE, Clause
 from servanda.judgement.clauses.base import ORDER, CellVerdict
 from servanda.judgement.clauses.draft_acceptance import DRAFT_ACCEPTANCE
 from servanda.judgement.clauses.statistical import ALWAYS
@@ -76,9 +76,9 @@ def signed_limit(cell: CellVerdict) -> str:
     return f"{limit_sign(cell)} {limit(cell)}" if cell.limit is not None else ""
 
 
-def each_of(cell: CellVerdict) -> str:
+def each_of(of: CellVerdict | Clause) -> str:
     """What a share of a percentile clause is a share of."""
-    return "responses" if cell.metric.startswith("response_") else "tokens"
+    return "responses" if of.metric.startswith("response_") else "tokens"
 
 
 def quantity(cell: CellVerdict) -> str:

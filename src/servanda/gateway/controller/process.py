@@ -33,9 +33,9 @@ from servanda.gateway.http.reload import ListenerFiles, stamps_of
 from servanda.gateway.routing.model import AWAY
 from servanda.gateway.routing.state import Transition
 from servanda.promotion.notify.sinks import sinks_of
+from servanda.report.cell_text import each_of
 from servanda.report.format import count
 from servanda.runner.load import load
-from servanda.theory.divergence.base import DIVERGENCES
 from servanda.traces.serialization import from_plain
 
 _LOOK_S = 0.5  # between two checks of its state
@@ -357,15 +357,13 @@ def describe(status: ControllerStatus, contract: Contract) -> Iterator[str]:
 
 
 def _promise(cell: CellStatus, clause: Clause | None) -> str:
-    """The limit in the clause's own words; one of a percentile is a share of tokens."""
+    """The limit in the clause's own words; one of a percentile is a share."""
     if cell.refutes:
         return "tokens sampled from the distribution that infer reports"
     if clause is None or clause.percentile is None or not isinstance(clause.at_most, float):
         return f"a mean of at most {cell.limit:g} {cell.unit}".rstrip()
-    metric = DIVERGENCES.get(clause.metric)
-    unit = f" {metric.unit}" if metric is not None and metric.unit else ""
-    each = "responses" if clause.metric.startswith("response_") else "tokens"
-    return f"at most {100 * cell.limit:g} % of {each} beyond {clause.at_most:g}{unit}"
+    unit = " nat" if clause.metric.endswith("_nats") else ""  # a metric's name ends in its unit
+    return f"at most {100 * cell.limit:g} % of {each_of(clause)} beyond {clause.at_most:g}{unit}"
 
 
 def _evidence(log: float) -> str:

@@ -188,7 +188,7 @@ def tails_of(size_K: Array, n_S: Array, place: Callable[[int, int], FarToken]) -
 
     Args:
         size_K: |log p - log q| of the usable tokens, by response, nats; n_S: their number.
-        place: (response, index in size_K) -> what is told of that token.
+        place: (response, index in size_K) -> the description of that token.
     """
     beyond = counted(size_K, TOKEN_NATS)
     mean_S = of_responses(MEAN, size_K, n_S)

@@ -166,7 +166,7 @@ def counted(size_N: Floats, levels: tuple[float, ...]) -> tuple[int, ...]:
 
 
 def finds(log_e: float, part: float = 1.0) -> bool:
-    """Whether the evidence is past the price of a finding.
+    """Whether the evidence is past the threshold of a finding.
 
     Args:
         part: share of ALPHA for this decision.
