@@ -24,7 +24,6 @@ from servanda.judgement.clauses.draft_acceptance import (
 from servanda.judgement.clauses.fidelity import Drawn, SamplerFidelity, ServedFidelity
 from servanda.judgement.clauses.format_cost import FormatCertificate, FormatGrown
 from servanda.judgement.clauses.guards import Coherent, Counts, UsableRatio
-from servanda.judgement.clauses.responses import ResponseShare
 from servanda.judgement.clauses.reward_gap import Growth, Paired, RewardGap
 from servanda.judgement.clauses.sample_ratio import SampleRatio, Split
 from servanda.judgement.clauses.self_noise import SelfNoise
@@ -36,6 +35,7 @@ from servanda.judgement.clauses.service_level import (
     service_level,
 )
 from servanda.judgement.clauses.statistical import Certificate, Feed, Grown
+from servanda.judgement.clauses.whole_responses import ResponseShare
 from servanda.judgement.slices.rules import Cut
 from servanda.theory.stats.bets import Refutation
 from servanda.theory.stats.block_bootstrap import block_interval

@@ -7,6 +7,8 @@ import pytest
 from scipy.stats import binom
 
 from servanda.theory.stats.tails import (
+    _MANY,
+    DOUBT,
     KEPT,
     LEAST,
     RESPONSE_NATS,
@@ -16,6 +18,7 @@ from servanda.theory.stats.tails import (
     FarToken,
     Tails,
     _log_e,
+    _rare,
     counted,
     falls,
     finds,
@@ -79,6 +82,17 @@ def test_responses_that_are_moderately_off_are_found_by_their_means():
     tails = of(np.zeros(99), mean_S)
     assert finds(tails.log_e)
     assert tails.clearest == ("response", 0.125, 0.5, 5, 5)
+
+
+@pytest.mark.parametrize("pair", TOKEN_PAIRS)
+@pytest.mark.parametrize("n", [1, 2, 30, 900])
+def test_what_noise_would_rarely_give_is_that_of_a_binomial_variable(pair, n):
+    share = falls(*pair)
+    for k in range(1, min(n, 90) + 1):
+        assert _rare(n, k, share) == (binom.sf(k - 1, n, share) < DOUBT), k
+    many = 40 * _MANY * round(1 / share)
+    rare = [k for k in range(4000, 4300) if _rare(many, k, share)]
+    assert rare[0] == pytest.approx(binom.isf(DOUBT, many, share), abs=3)
 
 
 def test_parts_add_up_in_any_order_and_keep_the_furthest():

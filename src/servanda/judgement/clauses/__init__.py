@@ -6,8 +6,8 @@ from servanda.judgement.clauses import (  # noqa: F401
     gradient,
     guards,
     loss_checks,
-    responses,
     reward_gap,
     sample_ratio,
     self_noise,
+    whole_responses,
 )

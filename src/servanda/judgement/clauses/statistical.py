@@ -210,6 +210,12 @@ class Certificate(Sampled):
         limit = self.feed.limit
         return Grown(process, process.below_growth(limit), process.above_growth(limit))
 
+    def of_values(self, value_U: Array) -> Grown:
+        """The statistics of recorded units of a realised claim, from the metric; NaN: no value."""
+        known_U = ~np.isnan(value_U)
+        missing = int(np.count_nonzero(~known_U))
+        return self.grown(LogMoment.of(self.feed.x(value_U[known_U]), missing))
+
     def values(self, cell: Cell, view: View) -> Array:
         """The metric at each token, [N]; NaN without a value."""
         return view.values(cell.clause.metric)

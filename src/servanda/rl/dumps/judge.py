@@ -25,8 +25,8 @@ from servanda.judgement.breakdown import (
 from servanda.judgement.causes.catalogue import UNEXPLAINED
 from servanda.judgement.causes.gap_cause import Explanation
 from servanda.judgement.clauses.base import CellVerdict, worst
-from servanda.judgement.clauses.responses import OUTLIERS
 from servanda.judgement.clauses.statistical import Feed
+from servanda.judgement.clauses.whole_responses import OUTLIERS
 from servanda.judgement.field_rules import RuleSums, rows
 from servanda.judgement.plan import Plan
 from servanda.judgement.slices.atoms import atoms_of

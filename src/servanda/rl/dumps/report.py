@@ -9,7 +9,7 @@ from shlex import quote
 from servanda.contract.model import WHOLE
 from servanda.judgement.breakdown import SequenceRow, StepRow
 from servanda.judgement.clauses.base import CellVerdict
-from servanda.judgement.clauses.responses import OUTLIERS
+from servanda.judgement.clauses.whole_responses import OUTLIERS
 from servanda.judgement.token_profile import Portrait, quantile_text
 from servanda.report.breakdown import (
     count_of,

@@ -25,8 +25,8 @@ from servanda.judgement import plan as planning
 from servanda.judgement.breakdown import Removed, SequenceRow
 from servanda.judgement.clauses.base import Cell
 from servanda.judgement.clauses.guards import Counts, errors_of
-from servanda.judgement.clauses.responses import ResponseShare, of_responses, tails_of
 from servanda.judgement.clauses.token_counts import CellStatistics, SliceCounts
+from servanda.judgement.clauses.whole_responses import of_responses, tails_of
 from servanda.judgement.evidence import Evidence, Weighed, agreement_of, round_view
 from servanda.judgement.field_rules import RuleSums
 from servanda.judgement.plan import Plan
@@ -145,10 +145,10 @@ class ScoredTokens:
 
 def response_statistic(cell: Cell, block: Rollouts, tokens: ScoredTokens) -> Any:
     """The statistic of a cell about whole responses, of all sequences of a block."""
-    kind, n_S, infer = cell.kind, tokens.tokens_S, tokens.pair.infer
-    if isinstance(kind, ResponseShare):
+    certificate, n_S, infer = cell.kind.certificate, tokens.tokens_S, tokens.pair.infer
+    if certificate is not None:
         value_S = of_responses(cell.clause.metric, tokens.log_ratio_K, n_S)
-        return kind.of_values(value_S[infer.length_S > 0])
+        return certificate.of_values(value_S[infer.length_S > 0])
 
     def place(s: int, k: int) -> FarToken:
         n = int(np.flatnonzero(tokens.usable_N)[k])

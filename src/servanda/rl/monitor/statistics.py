@@ -17,13 +17,12 @@ from servanda.judgement.clauses.loss_checks import (
     applied_of,
     declared_text,
 )
-from servanda.judgement.clauses.responses import (
+from servanda.judgement.clauses.token_counts import CellStatistics, SliceCounts
+from servanda.judgement.clauses.whole_responses import (
     MEAN,
-    ResponseShare,
     of_responses,
     tails_of,
 )
-from servanda.judgement.clauses.token_counts import CellStatistics, SliceCounts
 from servanda.judgement.field_rules import RuleSums
 from servanda.judgement.slices.atoms import atoms_of
 from servanda.judgement.slices.rules import Cut, Term
@@ -116,8 +115,9 @@ class StepStatistics:
             statistics[i] = sums
         by_sequence = _by_sequence(batch, all_usable=not counts.lost_C[0])
         for i, cell in enumerate(self._all):
-            if isinstance(cell.kind, ResponseShare):
-                statistics[i] = cell.kind.of_values(_responses(cell, batch, *by_sequence))
+            certificate = cell.kind.certificate
+            if cell.kind.reads == "responses" and certificate is not None:
+                statistics[i] = certificate.of_values(_responses(cell, batch, *by_sequence))
             elif cell.kind.reads == "tails":
                 statistics[i] = _tails(batch, counts.count_CK[0], *by_sequence)
         scalars = StepScalars.of(counts.count_CK[0], int(counts.lost_C[0]))

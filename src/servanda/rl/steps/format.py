@@ -6,7 +6,7 @@ import re
 
 from servanda.contract.model import WHOLE
 from servanda.judgement.clauses.base import CellVerdict
-from servanda.judgement.clauses.responses import MEAN
+from servanda.judgement.clauses.whole_responses import MEAN
 from servanda.report.cell_text import quantity
 
 # a token clause whose threshold is that of the clip range

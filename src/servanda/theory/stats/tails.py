@@ -21,7 +21,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import bdtrc
 
 from servanda.theory.stats.bets import log_mean_exp
 
@@ -43,6 +42,7 @@ LEAST = 16  # tokens of a response whose mean counts: of fewer, a mean has the t
 FAR = 4.0
 ALPHA = 0.001  # probability that noise with such a tail is ever called anything else
 DOUBT = 0.1  # probability below which noise would rarely give it
+_MANY, _SIGMAS = 100, 1.2816  # a mean from which on counts are normal, and their quantile of DOUBT
 KEPT = 8  # responses that are told
 
 
@@ -134,7 +134,7 @@ class Tails:
         Less than a finding: one token far from all others may be either.
         """
         pairs = (pair for pair in self.pairs if pair[-1] and not self._in_body(pair))
-        return any(float(bdtrc(k - 1, n, falls(near, far))) < DOUBT for _, near, far, n, k in pairs)
+        return any(_rare(n, k, falls(near, far)) for _, near, far, n, k in pairs)
 
     def _in_body(self, pair: tuple[str, float, float, int, int]) -> bool:
         unit, _, _, n, _ = pair
@@ -158,6 +158,20 @@ def _log_e(near: float, far: float, beyond_near: int, beyond_far: int) -> float:
     """Evidence that more than `falls` of those beyond `near` are beyond `far`, nats."""
     bet = _BETS / falls(near, far)
     return log_mean_exp(beyond_far * np.log1p(bet) - beyond_near * np.log1p(_BETS))
+
+
+def _rare(n: int, k: int, share: float) -> bool:
+    """Whether k or more of n have a probability below DOUBT, if each has this share."""
+    mean = n * share
+    if mean > _MANY:
+        return k > mean + _SIGMAS * math.sqrt(mean)  # as for a normal variable
+    term = below = (1 - share) ** n
+    for i in range(min(k - 1, n)):
+        term *= (n - i) / (i + 1) * share / (1 - share)
+        below += term
+        if below > 1 - DOUBT:
+            return True
+    return 1 - below < DOUBT
 
 
 def counted(size_N: Floats, levels: tuple[float, ...]) -> tuple[int, ...]:

@@ -26,8 +26,6 @@ from servanda.judgement.clauses.chain_metrics import CHAIN, Lack
 from servanda.judgement.clauses.gradient import SequenceCertificate
 from servanda.judgement.clauses.statistical import Certificate, Feed, Grown, share_beyond
 from servanda.judgement.slices.rules import Known
-from servanda.report.format import count, number, percent
-from servanda.theory.stats.log_moment import LogMoment
 from servanda.theory.stats.tails import (
     ALPHA,
     FAR,
@@ -124,12 +122,6 @@ class ResponseShare(SequenceCertificate):
         n_S = np.bincount(at_K, minlength=len(length_S))
         return of_responses(cell.clause.metric, ratio_N[known_N], n_S)
 
-    def of_values(self, value_S: Array) -> Grown:
-        """The statistics of recorded responses; NaN: no value."""
-        known_S = ~np.isnan(value_S)
-        x_S = self.feed.x(value_S[known_S])
-        return self.grown(LogMoment.of(x_S, int(np.count_nonzero(~known_S))))
-
     def not_in_a_step(self, clause: Clause) -> str:
         return ""
 
@@ -143,8 +135,8 @@ class ResponseShare(SequenceCertificate):
         if verdict.n >= needed:
             return verdict
         note = (
-            f"{count(verdict.n, 'response')} cannot show a share of {percent(self.feed.limit)}: "
-            f"that takes {needed:,}"
+            f"{verdict.n:,} responses cannot show a share of {100 * self.feed.limit:g} %: that "
+            f"takes {needed:,}"
         )
         return verdict.but(outcome="not applicable", open=False, more=None, note=note)
 
@@ -295,16 +287,16 @@ noise takes at most 1 in 16 of them so far
     """
     unit, near, far, n, k = tails.clearest
     rare = f"noise takes at most 1 in {1 / falls(near, far):,.0f} of them so far"
-    beyond = f"{k:,} {'is' if k == 1 else 'are'} above {number(far)}"
+    beyond = f"{k:,} {'is' if k == 1 else 'are'} above {far:g}, and {rare}"
     if unit == "token":
         has = "has" if tails.far == 1 else "have"
         text = (
-            f"{tails.far:,} of {count(tails.responses, 'response')} {has} a token above {FAR:g} "
-            f"nats: of the {count(n, 'token')} above {number(near)}, {beyond}, and {rare}"
+            f"{tails.far:,} of {tails.responses:,} responses {has} a token above {FAR:g} nats: "
+            f"of the {n:,} {'token' if n == 1 else 'tokens'} above {near:g}, {beyond}"
         )
     else:
         text = (
-            f"of {count(tails.responses, 'response')}, {n:,} have a mean |log p - log q| above "
-            f"{number(near)} nats: {beyond}, and {rare}"
+            f"of {tails.responses:,} responses, {n:,} have a mean |log p - log q| above {near:g} "
+            f"nats: {beyond}"
         )
     return text + (f"; furthest: {tails.worst[0]}" if tails.worst else "")

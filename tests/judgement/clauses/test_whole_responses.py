@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from servanda.cli.main import main
 from servanda.contract.presets import preset_text
-from servanda.judgement.clauses.responses import of_responses, tails_of
+from servanda.judgement.clauses.whole_responses import of_responses, tails_of
 from servanda.rl import Monitor
 from servanda.rl.dumps.formats.parquet import Writer
 from servanda.rl.dumps.judge import DumpOptions, judge_dump
@@ -132,7 +132,7 @@ def test_a_share_needs_its_number_of_responses(tmp_path, sequences, outcome):
     (cell,) = cells(verdict, "response_abs_log_ratio_nats")
     assert cell.outcome == outcome
     if outcome == "not applicable":
-        assert cell.note == "20 responses cannot show a share of 1.0 %: that takes 414"
+        assert cell.note == "20 responses cannot show a share of 1 %: that takes 414"
     assert verdict.outcome == "holds"
 
 
