@@ -13,25 +13,25 @@ SRC = ROOT / "src" / "servanda"
 
 # lines of *.py, as `ruff format` writes them; templates, styles, scripts and C are counted apart
 BUDGET = {
-    "theory": 6492,
+    "theory": 6680,
     "traces": 1744,
     "contract": 2712,
-    "judgement": 13431,
+    "judgement": 13981,
     "engines": 14948,
     "report": 4800,
     "runner": 7220,
-    "rl": 23538,
+    "rl": 23794,
     "authoring": 5510,
     "cli": 6575,
     "root": 516,
     "promotion": 4600,
-    "gateway": 15014,
+    "gateway": 15013,
 }
 ASIDE = {".html": 466, ".css": 173, ".js": 130, ".c": 198}  # suffix -> lines under src
 # tests: with those of the same steps three ways, of prices, of strangers' contracts, of observers
 # that fail, of what help texts state, of the real language model, of a number format's
-# cost, and of memory that kernels need
-OUTSIDE = {"tests": 100_063, "benchmarks": 16_000}
+# cost, of memory that kernels need, and of rare faults with the data of unseen cases
+OUTSIDE = {"tests": 101_528, "benchmarks": 16_000}
 LONGEST_FILE, LONGEST_FUNCTION = 900, 60
 # functions that are longer; the list only shrinks
 LONG = {
