@@ -216,9 +216,9 @@ def judged(steps: Iterator[dict[str, Any]], preset: str | None) -> Answer:
 
     with tempfile.TemporaryDirectory() as folder:
         writer = Writer(Path(folder))
-        for step in steps:
-            writer.step(**step)
         try:
+            for step in steps:
+                writer.step(**step)
             answer = judge_dump(DumpOptions(Path(folder), preset=preset))
         except ServandaError as error:
             return Answer("error", (), {}, False, (str(error),))
