@@ -63,11 +63,13 @@ def test_values_of_responses_are_those_of_a_walk_over_them(of):
 def test_tails_are_those_of_a_walk_over_the_responses(of):
     ratio_K = np.array([x for own in of for x in own])
     n_S = np.array([len(own) for own in of], dtype=np.int64)
-    tails = tails_of(
-        np.abs(ratio_K),
-        n_S,
-        lambda s, k: FarToken(float(abs(ratio_K[k])), 0, s, "", "", k, 0, 0.0, 0.0),
-    )
+    size_K = np.abs(ratio_K)
+
+    def place(s, k):
+        return FarToken(float(size_K[k]), 0, s, "", "", k, 0, 0.0, 0.0)
+
+    mean_S = of_responses("response_abs_log_ratio_nats", ratio_K, n_S)
+    tails = tails_of(size_K, n_S, mean_S, place)
     sizes = [[abs(x) for x in own] for own in of]
     assert tails.tokens == len(ratio_K)
     assert tails.beyond == tuple(sum(x > t for own in sizes for x in own) for t in TOKEN_NATS)

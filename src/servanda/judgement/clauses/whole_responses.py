@@ -175,15 +175,17 @@ class ResponseLargest(ResponseShare):
     )
 
 
-def tails_of(size_K: Array, n_S: Array, place: Callable[[int, int], FarToken]) -> Tails:
+def tails_of(
+    size_K: Array, n_S: Array, mean_S: Array, place: Callable[[int, int], FarToken]
+) -> Tails:
     """The tails of some responses.
 
     Args:
-        size_K: |log p - log q| of the usable tokens, by response, nats; n_S: their number.
+        size_K: |log p - log q| of the usable tokens, by response, nats; n_S, mean_S: their number
+            and their mean.
         place: (response, index in size_K) -> the description of that token.
     """
-    beyond = counted(size_K, TOKEN_NATS)
-    mean_S = of_responses(MEAN, size_K, n_S)
+    beyond = counted(size_K[size_K > TOKEN_NATS[0]], TOKEN_NATS)
     worst: list[FarToken] = []
     far = 0
     if beyond[TOKEN_NATS.index(FAR)]:
@@ -247,7 +249,8 @@ class OutlierTokens(Kind):
                 float(infer_N[i]),
             )
 
-        return tails_of(size_K, np.bincount(at_K, minlength=len(length_S)), place)
+        n_S = np.bincount(at_K, minlength=len(length_S))
+        return tails_of(size_K, n_S, of_responses(MEAN, size_K, n_S), place)
 
     def adds(self, statistic: Tails) -> bool:
         return any(k for *_, k in statistic.pairs)

@@ -26,7 +26,7 @@ from servanda.judgement.breakdown import Removed, SequenceRow
 from servanda.judgement.clauses.base import Cell
 from servanda.judgement.clauses.guards import Counts, errors_of
 from servanda.judgement.clauses.token_counts import CellStatistics, SliceCounts
-from servanda.judgement.clauses.whole_responses import of_responses, tails_of
+from servanda.judgement.clauses.whole_responses import MEAN, of_responses, tails_of
 from servanda.judgement.evidence import Evidence, Weighed, agreement_of, round_view
 from servanda.judgement.field_rules import RuleSums
 from servanda.judgement.plan import Plan
@@ -124,6 +124,12 @@ class ScoredTokens:
         return self._by_sequence(self.size_K)
 
     @cached_property
+    def mean_S(self) -> Array:
+        """Mean |log ratio| of each sequence, nats; NaN without a usable token."""
+        with np.errstate(invalid="ignore"):
+            return self.drift_S / self.tokens_S
+
+    @cached_property
     def gap_S(self) -> Array:
         """Sum of the log ratio of each sequence, nats."""
         return self._by_sequence(self.log_ratio_K)
@@ -145,9 +151,11 @@ class ScoredTokens:
 
 def response_statistic(cell: Cell, block: Rollouts, tokens: ScoredTokens) -> Any:
     """The statistic of a cell about whole responses, of all sequences of a block."""
-    certificate, n_S, infer = cell.kind.certificate, tokens.tokens_S, tokens.pair.infer
+    certificate, infer = cell.kind.certificate, tokens.pair.infer
     if certificate is not None:
-        value_S = of_responses(cell.clause.metric, tokens.log_ratio_K, n_S)
+        value_S = tokens.mean_S
+        if cell.clause.metric != MEAN:
+            value_S = of_responses(cell.clause.metric, tokens.log_ratio_K, tokens.tokens_S)
         return certificate.of_values(value_S[infer.length_S > 0])
 
     def place(s: int, k: int) -> FarToken:
@@ -164,7 +172,7 @@ def response_statistic(cell: Cell, block: Rollouts, tokens: ScoredTokens) -> Any
             float(tokens.infer_K[k]),
         )
 
-    return tails_of(tokens.size_K, n_S, place)
+    return tails_of(tokens.size_K, tokens.tokens_S, tokens.mean_S, place)
 
 
 # Outliers: the sequences with the largest difference of the two sides.

@@ -184,7 +184,8 @@ def _tails(batch: Batch, count_K: Array, drift_B: Array, known_B: Array) -> Tail
             return FarToken(abs(train - infer), int((size_T > FAR).sum()), *of_step)
 
         ratio_U, n_B = _usable_ratios(batch)
-        return tails_of(np.abs(ratio_U), n_B, place)
+        size_U = np.abs(ratio_U)
+        return tails_of(size_U, n_B, of_responses(MEAN, size_U, n_B), place)
     with np.errstate(invalid="ignore"):
         mean_B = drift_B[known_B >= LEAST] / known_B[known_B >= LEAST]
     odd = counted(mean_B, RESPONSE_NATS)
