@@ -15,6 +15,7 @@ from servanda.contract.clause import WHOLE
 from servanda.contract.model import Contract
 from servanda.errors import ContractError
 from servanda.judgement.bound_chain.chain import Step, chain
+from servanda.judgement.breakdown import RuleRow
 from servanda.judgement.clauses.base import CellVerdict
 from servanda.judgement.token_profile import EDGES, Portrait, Sums, gates
 from servanda.judgement.verdict import FORMATS, Verdict
@@ -483,8 +484,10 @@ def _printable(value: Any) -> Any:
 def view(verdict: Verdict) -> dict[str, Any]:
     """Everything that the page shows, by the names that its template uses."""
     what, portrait = described(verdict)
-    known = [g.passes for g in gates(verdict.portraits)]
     breakdown = verdict.breakdown
+    known = [g.passes for g in gates(verdict.portraits)]
+    if breakdown is not None and breakdown.rules:
+        known = [_passes(row) for row in breakdown.rules]
     contract = _contract(verdict.circumstances.contract_text)
     slices = slice_words(contract)
     return {
@@ -589,8 +592,22 @@ def _gates(verdict: Verdict) -> list[GateRow]:
         GateRow(g.name.replace(" %", "\xa0%"), summary.gate_text(g), *says[g.passes])
         for g in gates(verdict.portraits)
     ]
+    if verdict.breakdown is not None and verdict.breakdown.rules:
+        rows = [_rule(row, says) for row in verdict.breakdown.rules]
     answer = f"{cell_text.GLYPH[verdict.outcome]} {verdict.outcome}"
     return [*rows, GateRow("this contract", _ours(verdict), answer, verdict.outcome)]
+
+
+def _rule(row: RuleRow, says: Mapping[bool | None, tuple[str, str]]) -> GateRow:
+    name = f"{row.what} ≤ {row.limit:g} ({row.project})"
+    text = format.number(row.value)
+    if row.steps > 1 and row.red:
+        text += f"; {row.red:,} of {count(row.steps, 'step')}"
+    return GateRow(name, text, *says[_passes(row)])
+
+
+def _passes(row: RuleRow) -> bool | None:
+    return None if row.value is None or math.isnan(row.value) else not row.red
 
 
 def _ours(verdict: Verdict) -> str:

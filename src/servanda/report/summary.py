@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from servanda.contract.model import EXTERNAL, WHOLE
 from servanda.judgement.clauses.base import CellVerdict
+from servanda.judgement.clauses.whole_responses import OUTLIERS
 from servanda.judgement.token_profile import Gate
 from servanda.judgement.verdict import Verdict
 from servanda.report.cell_text import (
@@ -110,6 +111,9 @@ def _broken(bad: Sequence[CellVerdict]) -> str:
     if _untrusted(bad):
         return "What it serves does not follow the distribution that it reports."
     if not any(c.section == "statistical" for c in bad):
+        if bad[0].metric == OUTLIERS:
+            found = line(bad[0].note.partition(":")[0], 120)
+            return f"{found[0].upper()}{found[1:]}."
         return f"The infer kernel breaks {_names(bad)}."
     slices = list(dict.fromkeys(c.place for c in bad))
     steps = {c.place: range(c.steps[0], c.steps[1] + 1) for c in bad if c.steps}

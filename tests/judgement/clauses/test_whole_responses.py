@@ -1,7 +1,9 @@
 # Whole responses: the share beyond a size, and the finding that needs no share.  The oracle walks
 # over the responses one by one.
 
+import json
 import math
+import re
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 from servanda.cli.main import main
 from servanda.contract.presets import preset_text
 from servanda.judgement.clauses.whole_responses import of_responses, tails_of
+from servanda.judgement.verdict import FORMATS, Verdict
 from servanda.rl import Monitor
 from servanda.rl.dumps.formats.parquet import Writer
 from servanda.rl.dumps.judge import DumpOptions, judge_dump
@@ -196,3 +199,37 @@ def test_lint_says_what_a_clause_on_responses_lacks(tmp_path, clause, message):
     file.write_text(text, encoding="utf-8")
     done = CliRunner().invoke(main, ["contract", "lint", str(file)])
     assert done.exit_code == 2 and message in done.output, done.output
+
+
+def test_rules_of_other_projects_are_shown_step_by_step_in_every_report(tmp_path):
+    answer = judge_dump(DumpOptions(dump(tmp_path, arrays(1), arrays(2, bad=2)), preset="trl"))
+    verdict = answer.verdict
+    rule = verdict.breakdown.rules[0]
+    assert (rule.name, rule.red, rule.first) == ("token_mult_prob_error", 1, 2)
+    said = "rules    NeMo-RL token_mult_prob_error above 1.05: 1 of 2 steps, first at step 2;"
+    assert said in render(answer)
+    for name in ("html", "markdown"):
+        page = FORMATS[name](verdict)
+        assert "Rules of other projects, each in its own formula on every step" in page
+        assert re.search(r"token.{0,6}mult.{0,6}prob.{0,6}error", page)
+    assert "; 1 of 2 steps" in FORMATS["html"](verdict)
+    assert "2 of 1,000 responses have a token above 4 nats" in FORMATS["junit"](verdict)
+    assert Verdict.from_dict(json.loads(FORMATS["json"](verdict))).breakdown == verdict.breakdown
+
+
+def test_a_verdict_that_holds_beside_a_rule_says_why(tmp_path):
+    answer = judge_dump(DumpOptions(dump(tmp_path, arrays(noise=0.03)), preset="trl"))
+    text = render(answer)
+    assert answer.verdict.outcome == "holds"
+    assert "SkyRL rollout_train_logprobs_abs_diff_mean above 0.0193: step 1" in text
+    assert "it holds all the same: the contract's limits are wider, and kept" in text
+
+
+def test_a_rule_that_one_token_puts_above_its_limit_leaves_the_answer_open(tmp_path):
+    train_ST, infer_ST = arrays(noise=0.02, sequences=60, tokens=12)
+    train_ST[2, 6] = infer_ST[2, 6] - 1.5  # noise takes one of two beyond 4 nats often enough
+    train_ST[3, 8] = infer_ST[3, 8] - 7.0
+    answer = judge_dump(DumpOptions(dump(tmp_path, (train_ST, infer_ST)), preset="fp8-rollout"))
+    assert answer.verdict.breakdown.rules[0].lone
+    assert answer.verdict.outcome == "inconclusive"
+    assert "one alone may be noise, or not: NeMo-RL token_mult_prob_error" in render(answer)

@@ -286,10 +286,10 @@ def sentence(tails: Tails) -> str:
 
     >>> print(sentence(Tails(9000, (5, 5, 5, 5, 0, 0), 40, (0, 0, 0, 0), 5)))
     5 of 40 responses have a token above 4 nats: of the 5 tokens above 1, 5 are above 4, and \
-noise takes at most 1 in 16 of them so far
+noise takes at most 1 in 16 that far
     """
     unit, near, far, n, k = tails.clearest
-    rare = f"noise takes at most 1 in {1 / falls(near, far):,.0f} of them so far"
+    rare = f"noise takes at most 1 in {1 / falls(near, far):,.0f} that far"
     beyond = f"{k:,} {'is' if k == 1 else 'are'} above {far:g}, and {rare}"
     if unit == "token":
         has = "has" if tails.far == 1 else "have"
