@@ -28,7 +28,7 @@ $(VENV)/.dev: $(VENV)/.demo
 
 demo: $(VENV)/.demo  ## two real kernels, one of which breaks its contract on a hidden slice
 	$(BIN)/servanda demo
-	@echo "on a real language model, in eleven minutes: make demo-real"
+	@echo "on a real language model, in ten minutes: make demo-real"
 
 $(VENV)/.gateway: $(VENV)/.demo
 	$(PIP) --constraint constraints.txt --editable '.[transformers,serve,gateway]'
@@ -240,7 +240,7 @@ real-model: $(VENV)/.dev  ## a real language model, in float32, bfloat16 and 4 b
 real-model-trained: $(VENV)/.dev  ## and a copy that was trained on, off the 4-bit grid: ten minutes
 	$(FETCH_REAL_MODEL) --trained
 
-demo-real: real-model  ## what bfloat16 costs on the real language model, and a fault of long prompts: eleven minutes
+demo-real: real-model  ## what bfloat16 costs on the real language model, and a fault of long prompts: ten minutes
 	$(BIN)/python examples/real-model/run.py --model $(REAL_MODEL)/float32
 
 test-real-model: $(VENV)/.dev  ## what holds on the real language model; skipped where it cannot be had; five minutes

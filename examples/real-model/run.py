@@ -1,6 +1,6 @@
 """A real language model: what bfloat16 costs, and a fault of long prompts.
 
-    make demo-real      eleven minutes on two cores
+    make demo-real      ten minutes on two cores
 
 The first comparison is of bfloat16 with float32, on the prompts of this folder.  In the second the
 bfloat16 kernel also keeps its position ids in bfloat16, so that they are wrong from position 257
