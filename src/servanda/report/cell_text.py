@@ -37,10 +37,15 @@ def shown_interval(low: float | None, high: float | None, share: bool) -> str:
 
 
 def shown_limit(value: float | None, share: bool) -> str:
-    """The limit, in the digits of the contract."""
+    """The limit, in the digits of the contract; three where it was measured.
+
+    >>> shown_limit(0.012345, False), shown_limit(0.0219083128, False), shown_limit(0.03, True)
+    ('0.012345', '0.0219', '3 %')
+    """
     if value is None:
         return ""
-    return exact_percent(value) if share else number(value, WRITTEN)
+    written = float(f"{value:.{WRITTEN}g}") == value
+    return exact_percent(value) if share else number(value, WRITTEN if written else 3)
 
 
 def size(n: int, units: str) -> str:

@@ -81,7 +81,7 @@ def test_responses_that_are_moderately_off_are_found_by_their_means():
     mean_S[:5] = 0.7
     tails = of(np.zeros(99), mean_S)
     assert finds(tails.log_e)
-    assert tails.clearest == ("response", 0.125, 0.5, 5, 5)
+    assert tails.clearest == ("response", 0.0625, 0.25, 5, 5)
 
 
 @pytest.mark.parametrize("pair", TOKEN_PAIRS)
@@ -103,7 +103,7 @@ def test_parts_add_up_in_any_order_and_keep_the_furthest():
         worst = tuple(
             FarToken(float(x), 1, i, f"{i}:{j}", "", j, j, -x, 0.0) for j, x in enumerate(size_N)
         )
-        return Tails(50, counted(size_N, TOKEN_NATS), 5, (5, 5, 4, 1), 3, worst)
+        return Tails(50, counted(size_N, TOKEN_NATS), 5, (5, 5, 4, 4, 1, 0), 3, worst)
 
     parts = [part(i) for i in range(6)]
     whole, back = sum(parts, Tails()), sum(parts[::-1], Tails())

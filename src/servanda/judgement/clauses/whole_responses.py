@@ -284,7 +284,7 @@ class OutlierTokens(Kind):
 def sentence(tails: Tails) -> str:
     """What was found, where, and what noise would give.
 
-    >>> print(sentence(Tails(9000, (5, 5, 5, 5, 0, 0), 40, (0, 0, 0, 0), 5)))
+    >>> print(sentence(Tails(9000, (5, 5, 5, 5, 0, 0), 40, (0, 0, 0, 0, 0, 0), 5)))
     5 of 40 responses have a token above 4 nats: of the 5 tokens above 1, 5 are above 4, and \
 noise takes at most 1 in 16 that far
     """

@@ -29,7 +29,7 @@ Ints = NDArray[np.int64]
 
 # levels of |log p - log q|, nats: (near, far) of a token, and of its mean over a response
 TOKEN_PAIRS = ((1.0, 4.0), (4.0, 16.0), (0.25, 8.0), (0.0625, 16.0))
-RESPONSE_PAIRS = ((0.03125, 0.125), (0.125, 0.5), (0.5, 2.0))
+RESPONSE_PAIRS = ((0.03125, 0.125), (0.0625, 0.25), (0.125, 0.5), (0.5, 2.0))
 TOKEN_NATS, RESPONSE_NATS = (
     tuple(sorted({level for pair in pairs for level in pair}))
     for pairs in (TOKEN_PAIRS, RESPONSE_PAIRS)
