@@ -206,6 +206,7 @@ def _power(verdict: Verdict) -> list[Line]:
             names = ", ".join(format.line(_strong(c), 48) for c in missed[:4])
             more = f", {len(missed) - 4} more" if len(missed) > 4 else ""
             lines.append(Line(f"Missed: {names}{more}."))
+    lines.append(Line("Their sizes are those on the bundled model; on yours they may be others."))
     return lines
 
 
