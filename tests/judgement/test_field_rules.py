@@ -2,12 +2,13 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from servanda.judgement.field_rules import RULES, RuleSums
+from servanda.judgement.field_rules import RULES, RuleSums, rows
 from servanda.judgement.token_profile import Sums
 
 RECORDED = json.loads((Path(__file__).parents[1] / "data/field_rules.json").read_text("utf-8"))
@@ -25,7 +26,7 @@ OUTPUTS = {  # (project, rule) -> the recorded number
     ("SkyRL", "rollout_train_logprobs_abs_diff_mean"): lambda o: o["forward"]["mean"],
 }
 # a NaN at a masked place poisons some of the projects' sums: a dump has no number there at all
-MASKED = {"nan_masked", "inf_masked"}
+MASKED = {"nan_masked"}
 
 
 def arrays(given):
@@ -80,3 +81,17 @@ def test_a_rule_gives_what_its_project_gives(rule):
             assert value == pytest.approx(own, rel=2e-5, abs=2e-6), given["name"]
         compared += 1
     assert compared >= 15
+
+
+def test_steps_at_which_a_rule_is_no_number_are_counted_and_never_within_a_limit():
+    good, lost = (of_noise(0.001), replace(of_noise(0.001), lost=1))
+    row = rows([(1, good), (2, lost), (3, of_noise(0.5))])[1]
+    assert (row.steps, row.unknown, row.red, row.first, row.worst) == (3, 1, 1, 3, 3)
+    none = rows([(1, lost)])[0]
+    assert (none.value, none.unknown, none.red) == (None, 1, 0)
+    assert rows([(1, RuleSums())])[0].unknown == 0  # no trained token is no lost one
+
+
+def of_noise(nats):
+    infer_ST = np.full((4, 5), -1.0)
+    return sums_of(infer_ST + nats, infer_ST, np.ones((4, 5), dtype=bool))

@@ -127,8 +127,9 @@ class RuleRow:
     """A rule over the steps of a run.
 
     Args:
+        unknown: steps at which it is not a number, for a trained token has no logprob.
         red: steps at which it is above its limit; first: the first of them.
-        worst: the step with its largest number; value: that number; NaN: not a number at some step.
+        worst: the step with its largest number; value: that number; None: no step has one.
         largest: the largest |log ratio| of a token there, nats; lone: whether the number is above
             the limit because of that token, or of one response, alone.
     """
@@ -138,6 +139,7 @@ class RuleRow:
     what: str
     limit: float
     steps: int
+    unknown: int = 0
     red: int = 0
     first: int | None = None
     worst: int | None = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -110,10 +110,10 @@ class Rule:
 
         None without a trained token.
         """
-        if not sums.tokens.n:
+        if sums.lost or not sums.tokens.n:
             return math.nan if sums.lost else None
         with np.errstate(over="ignore", invalid="ignore"):
-            return math.nan if sums.lost else self._of(sums)
+            return self._of(sums)
 
     @property
     def metric(self) -> str:
@@ -124,9 +124,6 @@ class Rule:
         """
         project = self.project.lower().replace("-", "_")
         return f"servanda/rules/{project}/{self.name.replace(', ', '_')}"
-
-    def red(self, value: float | None) -> bool:
-        return value is not None and value > self.limit
 
 
 def _mean(name: str) -> Callable[[RuleSums], float]:
@@ -184,18 +181,23 @@ def rows(steps: Iterable[tuple[int, RuleSums]]) -> tuple[RuleRow, ...]:
 
 
 def _row(rule: Rule, steps: Sequence[tuple[int, RuleSums]]) -> RuleRow:
-    found = RuleRow(rule.project, rule.name, rule.what, rule.limit, len(steps))
-    values = [(step, rule.value(sums), sums) for step, sums in steps]
-    numbers = [(step, v, sums) for step, v, sums in values if v is not None and not math.isnan(v)]
+    values = [(step, v, sums) for step, sums in steps if (v := rule.value(sums)) is not None]
+    numbers = [of for of in values if not math.isnan(of[1])]
+    found = RuleRow(
+        *(rule.project, rule.name, rule.what, rule.limit, len(steps)), len(values) - len(numbers)
+    )
     if not numbers:
-        unknown = any(v is not None for _, v, _ in values)
-        return RuleRow(**{**vars(found), "value": math.nan}) if unknown else found
-    red = [step for step, v, _ in numbers if rule.red(v)]
+        return found
+    red = [step for step, v, _ in numbers if v > rule.limit]
     worst, value, sums = max(numbers, key=lambda of: of[1])
-    return RuleRow(
-        *(rule.project, rule.name, rule.what, rule.limit, len(steps)),
-        *(len(red), red[0] if red else None, worst, value, sums.largest),
-        bool(red) and _is_lone(rule, value, sums),
+    return replace(
+        found,
+        red=len(red),
+        first=red[0] if red else None,
+        worst=worst,
+        value=value,
+        largest=sums.largest,
+        lone=bool(red) and _is_lone(rule, value, sums),
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 
 from servanda.contract.model import WHOLE
@@ -44,7 +43,7 @@ def rule_row(row: RuleRow) -> list[str]:
         number(row.limit),
         f"{row.red:,} of {row.steps:,}",
         "" if row.first is None else f"{row.first}",
-        "not a number" if row.value is not None and math.isnan(row.value) else number(row.value),
+        number(row.value) or ("not a number" if row.unknown else ""),
     ]
 
 
@@ -59,11 +58,12 @@ def rule_lines(rules: Sequence[RuleRow], verdict: Verdict) -> Iterator[str]:
         one = "response" if row.name == ONE_RESPONSE else f"token of {number(row.largest)} nats"
         alone = f"; one {one} puts it there" if row.lone else ""
         yield f"{row.project} {row.name} above {number(row.limit)}: {steps}; {largest}{alone}"
-    unknown = [row for row in rules if row.value is not None and math.isnan(row.value)]
-    if unknown:
-        yield f"{count(len(unknown), 'rule')} cannot be computed: trained tokens lack a logprob"
-    if quiet := len(rules) - len(red) - len(unknown):
-        yield f"{count(quiet, 'other rule' if red else 'rule')} within their limits at every step"
+    if unknown := max((row.unknown for row in rules), default=0):
+        where = f"at {unknown:,} of {count(rules[0].steps, 'step')}"
+        yield f"no rule is a number {where}: a trained token has no logprob there"
+    if quiet := sum(row.value is not None and not row.red for row in rules):
+        others = " at all others" if unknown else " at every step"
+        yield f"{count(quiet, 'other rule' if red else 'rule')} within their limits{others}"
     if red and verdict.outcome == "holds":
         yield _why_holds(verdict)
 

@@ -485,9 +485,8 @@ def view(verdict: Verdict) -> dict[str, Any]:
     """Everything that the page shows, by the names that its template uses."""
     what, portrait = described(verdict)
     breakdown = verdict.breakdown
-    known = [g.passes for g in gates(verdict.portraits)]
-    if breakdown is not None and breakdown.rules:
-        known = [_passes(row) for row in breakdown.rules]
+    rules = breakdown.rules if breakdown is not None else ()
+    passes = [*map(_passes, rules)] or [g.passes for g in gates(verdict.portraits)]
     contract = _contract(verdict.circumstances.contract_text)
     slices = slice_words(contract)
     return {
@@ -499,7 +498,7 @@ def view(verdict: Verdict) -> dict[str, Any]:
         "size": _size(verdict),
         "ladder": ladder(verdict, slices),
         "rungs": rung_picture(verdict),
-        "gates_title": _gates_title(verdict, known),
+        "gates_title": _gates_title(verdict, passes),
         "gates": _gates(verdict),
         "cards": cards(verdict),
         "matrix": matrix(verdict, slices),
@@ -607,7 +606,7 @@ def _rule(row: RuleRow, says: Mapping[bool | None, tuple[str, str]]) -> GateRow:
 
 
 def _passes(row: RuleRow) -> bool | None:
-    return None if row.value is None or math.isnan(row.value) else not row.red
+    return None if row.value is None else not row.red
 
 
 def _ours(verdict: Verdict) -> str:

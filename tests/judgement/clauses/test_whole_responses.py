@@ -69,7 +69,7 @@ def test_tails_are_those_of_a_walk_over_the_responses(of):
     size_K = np.abs(ratio_K)
 
     def place(s, k):
-        return FarToken(float(size_K[k]), 0, s, "", "", k, 0, 0.0, 0.0)
+        return FarToken(float(size_K[k]), s, "", k, 0, 0.0, 0.0)
 
     mean_S = of_responses("response_abs_log_ratio_nats", ratio_K, n_S)
     tails = tails_of(size_K, n_S, mean_S, place)
@@ -101,7 +101,7 @@ def test_a_dump_and_a_monitor_find_the_same_few_responses(tmp_path, bad):
     if bad:
         # the averages say nothing, and what all others have in common is no cause
         (mean,) = [c for c in of_dump.cells if c.clause == "gradient" and c.slice == "all"]
-        assert mean.outcome == "holds" or bad > 1
+        assert mean.outcome == "holds"
         found = f"{bad} of {S} responses ha{'s' if bad == 1 else 've'} a token above 4 nats"
         assert found in of_dump.advice.cause and found in step.cause
 

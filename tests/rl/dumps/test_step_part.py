@@ -104,7 +104,9 @@ def test_counts_say_nothing_that_the_tokens_deny(seed, noise, broken):
             mine, theirs = own.process, other.process  # of the same tokens, not of bins
             assert (mine.n, mine.total, mine.missing) == (theirs.n, theirs.total, theirs.missing)
         elif cell.kind.reads == "tails":
-            told = [[(f.size, f.above, f.token, f.at) for f in t.worst] for t in (own, other)]
+            told = [
+                [(f.size, f.token, f.at, f.train, f.infer) for f in t.worst] for t in (own, other)
+            ]
             assert told[0] == told[1]  # their places are those of a dump, or of a round
             assert replace(own, worst=()) == replace(other, worst=())
         elif isinstance(cell.kind, Certificate):

@@ -101,7 +101,7 @@ def test_parts_add_up_in_any_order_and_keep_the_furthest():
     def part(i):
         size_N = rng.exponential(3.0, 50)
         worst = tuple(
-            FarToken(float(x), 1, i, f"{i}:{j}", "", j, j, -x, 0.0) for j, x in enumerate(size_N)
+            FarToken(float(x), i, f"{i}:{j}", j, j, -x, 0.0) for j, x in enumerate(size_N)
         )
         return Tails(50, counted(size_N, TOKEN_NATS), 5, (5, 5, 4, 4, 1, 0), 3, worst)
 

@@ -130,9 +130,8 @@ class ResponseShare(SequenceCertificate):
     ) -> CellVerdict:
         verdict = super().judge(cell, rounds, floor, look)
         needed = self.units_at_best(look.alpha)
-        if not self.brief or verdict.outcome != "inconclusive" or needed is None:
-            return verdict
-        if verdict.n >= needed:
+        short = self.brief and needed is not None and verdict.n < needed
+        if not short or verdict.outcome != "inconclusive":
             return verdict
         note = (
             f"{verdict.n:,} responses cannot show a share of {100 * self.feed.limit:g} %: that "
@@ -192,16 +191,12 @@ def tails_of(
         end_S = np.cumsum(n_S)
         far_K = np.flatnonzero(size_K > FAR)
         of_F = np.searchsorted(end_S, far_K, side="right")
-        rows = np.unique(of_F)
-        far = len(rows)
-        top_F = np.lexsort((far_K, -size_K[far_K]))
-        seen: dict[int, None] = {}
-        for f in top_F.tolist():
-            if (s := int(of_F[f])) not in seen:
-                seen[s] = None
-                worst.append(place(s, int(far_K[f])))
-            if len(seen) == KEPT:
-                break
+        furthest_F = np.lexsort((far_K, -size_K[far_K]))
+        first_R = np.unique(of_F[furthest_F], return_index=True)[1]  # of each response
+        far = len(first_R)
+        worst = [
+            place(int(of_F[f]), int(far_K[f])) for f in furthest_F[np.sort(first_R)[:KEPT]].tolist()
+        ]
     return Tails(
         len(size_K),
         beyond,
@@ -239,10 +234,8 @@ class OutlierTokens(Kind):
             i, prompt = int(index_K[k]), int(infer.prompt_tokens_S[s])
             return FarToken(
                 float(size_K[k]),
-                int(np.count_nonzero(size_K[at_K == s] > FAR)),
                 -1,
                 f"response {int(infer.sequence_S[s])}",
-                "",
                 int(before_N[i]) if before_N is not None else prompt + i - int(start_S[s]),
                 int(infer.token_N[i]),
                 float(train_N[i]),

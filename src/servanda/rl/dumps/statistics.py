@@ -47,7 +47,7 @@ from servanda.rl.trend.changes import StepScalars
 from servanda.theory.divergence.base import sampled
 from servanda.theory.stats.agreement import MIXED, Agreement
 from servanda.theory.stats.alpha import log_price, look_alpha, step_alpha
-from servanda.theory.stats.tails import FAR, FarToken
+from servanda.theory.stats.tails import FarToken
 from servanda.traces.rollouts import Rollouts
 from servanda.traces.trace import TracePair
 
@@ -162,10 +162,8 @@ def response_statistic(cell: Cell, block: Rollouts, tokens: ScoredTokens) -> Any
         n = int(np.flatnonzero(tokens.usable_N)[k])
         return FarToken(
             float(tokens.size_K[k]),
-            int(np.count_nonzero(tokens.size_K[tokens.sequence_K == s] > FAR)),
             block.step,
             block.source_S[s],
-            block.group_S[s],
             int(infer.columns["length"][n]),
             int(infer.token_N[n]),
             float(tokens.train_K[k]),

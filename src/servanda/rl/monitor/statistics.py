@@ -174,14 +174,12 @@ def _tails(batch: Batch, count_K: Array, drift_B: Array, known_B: Array) -> Tail
         def place(b: int, u: int) -> FarToken:
             t = int(at_U2[u, 1])
             train, infer = (float(of[b, t]) for of in (host.logp_train_BT, host.logp_infer_BT))
-            own_T = used_BT[b]
-            with np.errstate(invalid="ignore"):
-                size_T = np.abs(host.logp_train_BT[b, own_T] - host.logp_infer_BT[b, own_T])
-            shift = 0 if host.token_BT is None else host.token_BT.shape[1] - len(own_T)
-            token = -1 if host.token_BT is None else int(host.token_BT[b, t + shift])
-            group = "" if host.group_B is None else host.group_B[b]
-            of_step = batch.weights, f"sequence {b}", group, t, token, train, infer
-            return FarToken(abs(train - infer), int((size_T > FAR).sum()), *of_step)
+            token = -1
+            if (token_BT := host.token_BT) is not None:
+                token = int(token_BT[b, t + token_BT.shape[1] - used_BT.shape[1]])
+            return FarToken(
+                abs(train - infer), batch.weights, f"sequence {b}", t, token, train, infer
+            )
 
         ratio_U, n_B = _usable_ratios(batch)
         size_U = np.abs(ratio_U)

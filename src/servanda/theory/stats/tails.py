@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +25,6 @@ from numpy.typing import NDArray
 from servanda.theory.stats.bets import log_mean_exp
 
 Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 # levels of |log p - log q|, nats: (near, far) of a token, and of its mean over a response
 TOKEN_PAIRS = ((1.0, 4.0), (4.0, 16.0), (0.25, 8.0), (0.0625, 16.0))
@@ -34,9 +33,8 @@ TOKEN_NATS, RESPONSE_NATS = (
     tuple(sorted({level for pair in pairs for level in pair}))
     for pairs in (TOKEN_PAIRS, RESPONSE_PAIRS)
 )
-_BETS = np.array(
-    [1e-4, 1e-3, 0.01, 0.1, 1.0, 8.0]
-)  # times the share that noise takes beyond the far level, at most
+# times the share that noise takes beyond the far level, at most
+_BETS = np.array([1e-4, 1e-3, 0.01, 0.1, 1.0, 8.0])
 _BODY = 0.1  # a level that more of the tokens, or responses, are beyond is in the body of the noise
 LEAST = 16  # tokens of a response whose mean counts: of fewer, a mean has the tail of a token
 FAR = 4.0
@@ -51,17 +49,15 @@ class FarToken:
     """The token of a response that is furthest off.
 
     Args:
-        size: |log p - log q|, nats, may be infinite; above: tokens of the response beyond FAR.
-        step: of the trainer; -1: none.  source, group: its response and prompt group.
+        size: |log p - log q|, nats, may be infinite.
+        step: of the trainer; -1: none.  source: the place of its response.
         at: its index among the tokens of the response, the prompt included; -1: unknown.
         token: its id; -1: unknown.  train, infer: both logprobs.
     """
 
     size: float
-    above: int
     step: int
     source: str
-    group: str
     at: int
     token: int
     train: float
@@ -69,7 +65,7 @@ class FarToken:
 
     def __str__(self) -> str:
         """
-        >>> print(FarToken(44.8, 3, 7, "rollouts.jsonl:17", "p3", 41, 1234, -45.0, -0.2))
+        >>> print(FarToken(44.8, 7, "rollouts.jsonl:17", 41, 1234, -45.0, -0.2))
         step 7, rollouts.jsonl:17, token 41 (id 1234): train -45, infer -0.2
         """
         step = f"step {self.step}, " if self.step >= 0 else ""
@@ -94,7 +90,7 @@ class Tails:
     responses: int = 0
     odd: tuple[int, ...] = (0,) * len(RESPONSE_NATS)
     far: int = 0
-    worst: tuple[FarToken, ...] = ()
+    worst: tuple[FarToken, ...] = field(default=(), repr=False)  # a place is no part of a digest
 
     def __add__(self, other: Tails) -> Tails:
         return Tails(
