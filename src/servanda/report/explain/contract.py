@@ -12,7 +12,7 @@ from servanda.contract.fields import duration_text
 from servanda.contract.model import Clause, Contract
 from servanda.contract.stages import Leg, course_of
 from servanda.judgement.clause_kinds import DEFAULT_GUARDS
-from servanda.judgement.clauses.base import GUARDS, Cell
+from servanda.judgement.clauses.base import GUARDS, Cell, Kind
 from servanda.judgement.clauses.chain_metrics import CHAIN
 from servanda.judgement.lint.sections import RUNTIME_METRICS
 from servanda.judgement.plan import Plan
@@ -157,10 +157,16 @@ def explain_guard(name: str) -> str | None:
     printed = printed_metric(stored)
     names = f"  names    {printed}; in verdicts and logs: {stored}\n"
     always = any(guard.metric == stored for guard in DEFAULT_GUARDS)
+    fails = (
+        "where it fails, the statistical promises are inconclusive, because\n"
+        "  their numbers would not be what they claim to be."
+    )
+    if GUARDS[stored].invalidates is not Kind.invalidates:
+        fails = "where it fails, the contract is violated; the promises that do\n"
+        fails += "  not rest on it are judged beside it."
     return (
         f"{name}: {of_guard(stored)}.\n"
-        "  a validity check: where it fails, the statistical promises are inconclusive, because\n"
-        "  their numbers would not be what they claim to be.  It never makes a contract pass.\n"
+        f"  a validity check: {fails}  It never makes a contract pass.\n"
         f"{names if printed != stored else ''}"
         f"  clause   under observability.clauses; it applies "
         f"{'even if it is not written' if always else 'only where it is written'}"
