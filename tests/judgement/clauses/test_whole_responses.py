@@ -4,6 +4,7 @@
 import json
 import math
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from servanda.rl.dumps.report import render
 from servanda.theory.stats.tails import FAR, LEAST, RESPONSE_NATS, TOKEN_NATS, FarToken
 
 S, T = 500, 40
+MODEL = Path(__file__).parents[3] / "models" / "tiny-lm"
 
 
 def arrays(seed=0, bad=0, nats=9.0, sequences=S, tokens=T, noise=0.01):
@@ -233,3 +235,16 @@ def test_a_rule_that_one_token_puts_above_its_limit_leaves_the_answer_open(tmp_p
     assert answer.verdict.breakdown.rules[0].lone
     assert answer.verdict.outcome == "inconclusive"
     assert "one alone may be noise, or not: NeMo-RL token_mult_prob_error" in render(answer)
+
+
+def test_explain_states_a_share_of_answers_and_what_a_finding_does(tmp_path):
+    text = preset_text("trl").replace("path/to/model", str(MODEL))
+    file = tmp_path / "it.kernelcontract.yaml"
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "a"}\n', encoding="utf-8")
+    file.write_text(text.replace("path/to/prompts.jsonl", "prompts.jsonl"), encoding="utf-8")
+    done = CliRunner().invoke(main, ["contract", "explain", str(file)])
+    said = " ".join(done.output.split())
+    assert "at most 1 % of the answers that are measured" in said, done.output
+    assert "may exceed 0.5 nat." in said
+    done = CliRunner().invoke(main, ["contract", "explain", "outlier_tokens"])
+    assert "where it fails, the contract is violated" in " ".join(done.output.split())

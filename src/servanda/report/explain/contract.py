@@ -319,14 +319,15 @@ def promise(cell: Cell) -> str:
         return f"Validity check: {of_guard(metric)}."
     meaning = of_metric(metric)
     tokens = _TOKENS[cell.claim]
-    if metric in CHAIN and clause.aggregate is None:
+    unit = DIVERGENCES[metric].unit if metric in DIVERGENCES else ""
+    if metric in CHAIN:
         kind, unit = cell.kind, CHAIN[metric].metric_unit
         if kind.phrase:  # and not one that is judged at another stage
             meaning, unit = kind.phrase, kind.metric_unit
         if kind.each == "sequence" or CHAIN[metric].each == "sequence":
             tokens = tokens.replace("tokens", "answers").replace("those", "answers")
-        return f"{_upper(meaning)}: over {tokens}, it {_limit(clause, 'at_most', unit)}."
-    unit = DIVERGENCES[metric].unit if metric in DIVERGENCES else ""
+        if clause.aggregate is None:
+            return f"{_upper(meaning)}: over {tokens}, it {_limit(clause, 'at_most', unit)}."
     if metric in RUNTIME_METRICS:
         unit, which = RUNTIME_METRICS[metric].unit, RUNTIME_METRICS[metric].limit
         how = " on average" if clause.aggregate == "mean" else ""
