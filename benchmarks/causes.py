@@ -1,32 +1,33 @@
 """Which cause a dump with a known fault is given: a table of faults and causes.
 
-python -m benchmarks.causes --measure     writes benchmarks/measured/causes.json; 20 minutes of CPU
+python -m benchmarks.causes --measure     writes benchmarks/measured/causes.json; an hour of CPU
 python -m benchmarks.causes --write       writes docs/explanation/causes.md from it
 
-Logprobs of faulty kernels are kept in build/causes/, so that a second run takes two minutes.
+Logprobs of faulty kernels are kept in build/causes/, so that a second run takes minutes.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import pickle
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.causes_dumps import FAULTS, KEPT, MODELS, ROWS, STEPS, Dump, dumps
+from tests.field.unseen_causes import FOUND as CASES
+
+from benchmarks.causes_dumps import FAULTS, MODELS, ROWS, STEPS, Dump, dumps
 from benchmarks.experiment.tables import markdown
+from benchmarks.rules import share
 from servanda.judgement.causes.catalogue import UNEXPLAINED
-from servanda.judgement.causes.gap_cause import explained
-from servanda.judgement.contract_text import slice_text
+from servanda.judgement.causes.gap_cause import UNEVEN
 from servanda.rl.dumps.judge import DumpOptions, judge_dump
 
 ROOT = Path(__file__).parents[1]
 MEASURED = ROOT / "benchmarks" / "measured" / "causes.json"
-FIRST_LOOK = ROOT / "benchmarks" / "measured" / "causes_first_look.json"
+UNSEEN = ROOT / "benchmarks" / "measured" / "causes_unseen.json"
 PAGE = ROOT / "docs" / "explanation" / "causes.md"
 
 _TEXT = """\
@@ -34,59 +35,73 @@ _TEXT = """\
 
 `servanda check DIR` names a likely cause of a gap, or says *unexplained*. This page states how the
 cause is found, and how often it is right. [Check a dump](../how-to/check_a_dump.md) shows you the
-output.
+output. Dumps that are watched, monitors, comparisons of kernels and diverted slices of live traffic
+get their cause by the same functions.
 
 ## The rule
 
-1. **Slices.** Prompt groups are divided into two parts before anything is examined. The first
-   part chooses: a greedy search over labels, prompt length, position (from the start, from the
-   end, modulo block sizes), turn, token id, age of the weights and index in the step finds the one
-   or two conditions that separate tokens best. Tokens are compared with others of about the same
-   logprob, because rare tokens differ more between any two kernels. The second part tests the
-   slice once: a bounded e-value over prompt groups has to show that the slice's mean of
-   |p − q| / (p + q) is above twice the mean of similar tokens outside. A slice within the limit
-   is not tested. At most
-   three slices are tested, each at a third of 1 %, so at most 1 % of the dumps of independent
-   prompt groups get a slice that is not above these numbers.
-2. **Sequences.** If no slice explains half of the excess, each sequence is tested by itself. A few
-   sequences can explain a gap although no field tells them apart.
-3. **Signatures.** Numbers that do not depend on the size of the gap: its concentration over
-   sequences and over tokens, the temperature and the mass that the logprobs suggest, the share of
-   the variance that the logprob or the token id explains, the shift of repeated tokens, the rate
-   by context length, and the growth over the steps.
-4. **Decision.** Rules in a fixed order; the first that fits names the cause, and prints its
-   numbers. Failed data quality checks come first, then places and sampler settings, then shapes.
-   If no rule fits, the answer is *unexplained*.
+A cause is looked for where a mean over tokens is beyond its limit. A dump that holds or is
+inconclusive has none. Where single responses alone are beyond a limit, the finding about them is
+what is said, and where the run has changed against good runs, the change.
 
-What a dump cannot separate has one name: `numerics` is a gap that is alike in all sequences,
-positions and steps, and may be precision, quantisation, a constant such as an epsilon, kernels
-that depend on the batch in every row alike, or weights of another checkpoint. A temperature and a
-cap on the logits look alike. The next command separates them.
+1. **A failed data check is the cause**, in its own words, and no other is looked for. Only for a
+   mean weight above 1, which several mistakes can give, step 3 says which one it was.
+2. **Where.** The sequences of each step are divided into two parts before anything is examined.
+   The first part chooses: a greedy search over steps, labels, prompt length, position (from the
+   start, from the end, modulo block sizes), turn, token id, age of the weights and index in the
+   step finds the one or two conditions that separate tokens best. Tokens are compared with others
+   of about the same logprob, because rare tokens differ more between any two kernels. The second
+   part tests the slice once: a bounded e-value over its sequences has to show that the slice's mean
+   of |p − q| / (p + q) is above twice the mean of similar tokens outside. At most three slices are
+   tested, each at a third of 1 %. If no slice explains half of the excess, each sequence is tested
+   by itself.
+3. **Which transform**, on the tokens of that place, or on all of them. Each is fitted on the first
+   part and judged on the second by the gap that it leaves. Some predict the other side's number:
+   another unit, a shift, rounding, a bound, one number for all, other tokens. Settings of the
+   sampler (a cut, a temperature for all or by sequence, a penalty) depend on probabilities that no
+   record has; they leave the gap to the nearest pair of numbers that is possible under them, and
+   that is compared with what they leave of the same gap with signs at random, as noise has them.
+4. **Which shape.** Without a place and a transform: growth over the steps or along the context, a
+   jump, age, few tokens anywhere, token ids, or a function of the logprob.
+5. **Named or not.** A cause is named if it explains at least 80 % of the gap above noise (90 % for
+   a cut or a temperature), leaves the rest within the limit, and explains clearly more than the
+   next one; of causes that explain alike, the one with fewer parameters. Noise is taken as half of
+   the limit, or a quarter of the gap if that is less. A label accuses only the side that it
+   belongs to: `rank` the trainer, `replica` and `engine` the engine, any other label the requests;
+   where labels of both sides cut out the same tokens, both are said. `numerics`, the same
+   everywhere, is said after the test that it is: at equal probability no step, label, turn, quarter
+   of a length or position, or violated slice of the contract differs by more than {uneven}, and
+   neither sequences nor token ids do.
+6. **Otherwise** the place, its share, the two likeliest causes, and the command that separates
+   them.
+
+These statements exclude each other, and the tests hold the sentences to it: "alike everywhere" and
+a violated slice that differs; "grows" and a gap that is in one step; a cause and a failed check; an
+engine and a label of the trainer; a cause and a verdict without a violated mean.
+
+What a dump cannot separate has one name: `numerics` may be precision, quantisation, a constant such
+as an epsilon, kernels that depend on the batch in every row alike, weights of another checkpoint,
+or other tokens before each prompt. A temperature and another scale of the logits are one name, too.
 
 ## Measured
 
-{faults} faults at {strengths} strengths, on {models} models. Each fault is
-a dump of {steps} steps and {sequences} sequences that goes through `servanda check`. A dump that
-holds at this strength gets no cause and does not count.
+{faults} faults at {strengths} strengths, on {models} models{real}. Each fault is a dump of {steps}
+steps and {sequences} sequences that goes through `servanda check`. *Violated* counts the dumps with
+a red mean over tokens, or a failed check; the others get no cause and do not count. No class of
+causes has more than {largest} of them. *Coverage* is the share of these that get a name;
+*precision* is the share of the names that are right. A fault may have more than one right name,
+which the table lists.
 
-**What is held out.** The rules and their thresholds were written with dumps of {train_models} in
-view. Four models of other shapes were then trained from nothing; where a fault has a size, their
-dumps have one that no other dump has. The first two were measured once with the rules of then:
-precision {first} by the names that are right in this table. (0.70 and 0.76 where *numerics* is
-wrong for batch dependence, as it was then.) What was wrong there was read, and rules were changed,
-with the dumps of the first group as the only test: a slice has to have a fifth of the gap, a cut is
-separated from logprobs that were written as 0, and a window has to begin with a jump. The last two
-models were trained after that. No rule was changed since, so only the last row says what to expect
-of a model of your own.
+The functions and their thresholds were written with the dumps of the first row in view. The models
+of the second row were not looked at until they were final.
 
 {summary}
 
-*Coverage* is the share of the violated dumps that get a name; *precision* is the share of the
-names that are right. A fault may have more than one right name, which the table lists.
+{unseen}
 
 {matrix}
 
-Each fault, and the names that the models outside of the first group got:
+Each fault, and the names that the held-out models got:
 
 {table}
 
@@ -97,29 +112,27 @@ Those marked *drawn* use the distributions of a healthy kernel, and a mistake in
 Those marked *composed* put the logprobs of faulty and healthy kernels together by sequence, step
 or token, as replicas, caches and updates do.
 
-`python -m benchmarks.causes --measure --few --write` measures again and writes this page.
+`python -m benchmarks.causes --measure --write` measures again and writes this page.
 """
 
 
 def judged(dump: Dump) -> dict[str, Any]:
-    """The answer to a dump; what was measured is kept, and only the rules are applied again."""
-    about = dump.about
-    name = f"{about['model']}-{about['fault']}-{about['strength']}".replace("/", "_")
-    kept = KEPT / "cases" / f"{name}.pickle"
-    if not kept.exists():
-        with tempfile.TemporaryDirectory() as folder:
-            dump.write(Path(folder))
-            answer = judge_dump(DumpOptions(Path(folder)))
-        found = answer.explanation
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        kept.write_bytes(pickle.dumps((answer.verdict.outcome, found and found.case)))
-    outcome, case = pickle.loads(kept.read_bytes())
-    if case is None:
-        return {"outcome": outcome, "cause": "", "evidence": "", "slices": []}
-    found = explained(case)
-    slices = [slice_text(rule) for rule in found.rules]
-    evidence = found.evidence if found.named else ""
-    return {"outcome": outcome, "cause": found.cause, "evidence": evidence, "slices": slices}
+    """The answer to a dump."""
+    with tempfile.TemporaryDirectory() as folder:
+        dump.write(Path(folder))
+        return answered(Path(folder))
+
+
+def answered(folder: Path) -> dict[str, Any]:
+    verdict = judge_dump(DumpOptions(folder)).verdict
+    advice = verdict.advice
+    named = advice is not None and advice.named and bool(advice.name)
+    return {
+        "outcome": verdict.outcome,
+        "cause": advice.name if advice is not None else "",
+        "evidence": advice.cause if named and advice is not None else "",
+        "slices": [] if advice is None else [one.entry for one in advice.slices],
+    }
 
 
 def measure(only: Sequence[str], models: Sequence[str], few: bool) -> Iterator[dict[str, Any]]:
@@ -127,93 +140,134 @@ def measure(only: Sequence[str], models: Sequence[str], few: bool) -> Iterator[d
         yield {**dump.about, **judged(dump)}
 
 
+def unseen() -> Iterator[dict[str, Any]]:
+    """The answers to the cases that were written before their first run."""
+    for case in CASES:
+        with tempfile.TemporaryDirectory() as folder:
+            case.make(Path(folder), 0)
+            about = {"case": case.name, "kind": case.kind, "causes": sorted(case.causes)}
+            yield about | answered(Path(folder))
+
+
+def _asked(row: dict[str, Any]) -> bool:
+    """Whether a cause was looked for: a mean over tokens is beyond its limit, or a check failed."""
+    return bool(row["cause"])
+
+
 def _right(row: dict[str, Any]) -> str:
-    if row["outcome"] == "holds":
-        return "holds"
-    if row["cause"] in ("", UNEXPLAINED):
+    if not _asked(row):
+        return "not asked"
+    if row["cause"] == UNEXPLAINED:
         return UNEXPLAINED
-    return "right" if row["cause"] in FAULTS[row["fault"]].causes else "wrong"
+    causes = row["causes"] if "causes" in row else FAULTS[row["fault"]].causes
+    return "right" if row["cause"] in causes else "wrong"
 
 
 def scores(rows: Sequence[dict[str, Any]]) -> tuple[str, ...]:
-    """Dumps, named, precision and coverage of some rows with a fault."""
+    """Dumps that ask for a cause, named, precision and coverage of some rows with a fault."""
     found = Counter(map(_right, rows))
-    asked = len(rows) - found["holds"]
+    asked = sum(map(_asked, rows))
     named = found["right"] + found["wrong"]
     return (
         str(asked),
         str(named),
-        f"{found['right'] / max(named, 1):.2f}",
+        share(found["right"], named),
         f"{named / max(asked, 1):.2f}",
-        str(found["holds"]),
+        str(len(rows) - asked),
     )
 
 
 def matrix(rows: Sequence[dict[str, Any]]) -> str:
-    """True cause against given cause, of the dumps that are violated: all models, and held out."""
+    """True cause against given cause: all models, and held out."""
     lines = []
     for cause in dict.fromkeys(FAULTS[row["fault"]].causes[0] for row in rows):
-        own = [r for r in rows if FAULTS[r["fault"]].causes[0] == cause and r["outcome"] != "holds"]
+        own = [r for r in rows if FAULTS[r["fault"]].causes[0] == cause and _asked(r)]
         held = [r for r in own if not MODELS[r["model"]].looked_at]
         lines.append((cause, *(part for of in (own, held) for part in _given(of))))
     return markdown(("cause", "right", "given instead", "held out: right", "given instead"), lines)
 
 
 def _given(rows: Sequence[dict[str, Any]]) -> tuple[str, str]:
-    wrong = Counter(r["cause"] or UNEXPLAINED for r in rows if _right(r) != "right")
+    wrong = Counter(r["cause"] for r in rows if _right(r) != "right")
     right = sum(_right(r) == "right" for r in rows)
     return f"{right} of {len(rows)}", ", ".join(f"{c} {n}" for c, n in wrong.most_common()) or "-"
 
 
-def page(rows: Sequence[dict[str, Any]]) -> str:
+def page(rows: Sequence[dict[str, Any]], new: Mapping[str, Sequence[dict[str, Any]]]) -> str:
     broken = [row for row in rows if FAULTS[row["fault"]].causes]
+    held = [r for r in broken if not MODELS[r["model"]].looked_at]
+    names = [m for m, model in MODELS.items() if not model.looked_at]
     parts = {
-        "rules written with them": [r for r in broken if r["seen"]],
-        "not used for thresholds, answers read": [
-            r for r in broken if not r["seen"] and MODELS[r["model"]].looked_at
-        ],
-        "held out": [r for r in broken if not MODELS[r["model"]].looked_at],
+        "written with them in view": [r for r in broken if MODELS[r["model"]].looked_at],
+        "held out": held,
+        **{f"of these {name}": [r for r in held if r["model"] == name] for name in names},
     }
-    head = ("models", "violated", "named", "precision", "coverage", "hold")
-    summary = markdown(head, [(name, *scores(of)) for name, of in parts.items()])
+    head = ("models", "asked for a cause", "named", "right", "coverage", "not asked")
     table = []
     for name, fault in FAULTS.items():
-        own = [r for r in rows if r["fault"] == name]
-        if not own or not fault.causes:
+        if not fault.causes:
             continue
-        held = [r for r in own if not r["seen"]]
-        given = Counter(r["cause"] or UNEXPLAINED for r in held if r["outcome"] != "holds")
-        holds = sum(r["outcome"] == "holds" for r in held)
+        own = [r for r in held if r["fault"] == name]
+        given = Counter(r["cause"] for r in own if _asked(r))
         table.append(
             (
                 name,
                 fault.kind,
                 " or ".join(fault.causes),
                 ", ".join(f"{cause} {n}" for cause, n in given.most_common()) or "-",
-                str(holds),
+                str(sum(not _asked(r) for r in own)),
             )
         )
-    first = json.loads(FIRST_LOOK.read_text(encoding="utf-8"))
-    looks = [
-        scores([r for r in first if r["model"] == m]) for m in sorted({r["model"] for r in first})
-    ]
+    asked = [r for r in broken if _asked(r)]
+    classes = Counter(FAULTS[r["fault"]].causes[0] for r in asked)
     healthy = [r for r in rows if not FAULTS[r["fault"]].causes]
-    named = sum(bool(r["slices"]) for r in healthy)
+    healthy += [r for r in new["first"] if r["kind"] == "healthy"]
+    said = sum(_asked(r) for r in healthy)
     return _TEXT.format(
         faults=len({r["fault"] for r in broken}),
         strengths=len({(r["fault"], str(r["strength"])) for r in broken}),
         models=len({r["model"] for r in rows}),
-        train_models=", ".join(f"*{m}*" for m, model in MODELS.items() if model.tune),
-        first=" and ".join(
-            f"{precision} (coverage {named})" for _, _, precision, named, _ in looks
-        ),
+        real=", one of them a real language model of 135 M parameters with 49,152 token ids",
         steps=STEPS,
         sequences=ROWS,
-        summary=summary,
-        table=markdown(("fault", "made", "right causes", "given", "hold"), table),
+        uneven=f"{UNEVEN:g} times",
+        largest=f"{100 * max(classes.values()) / len(asked):.0f} %",
+        summary=markdown(head, [(name, *scores(of)) for name, of in parts.items() if of]),
+        unseen=_unseen(new),
+        table=markdown(("fault", "made", "right causes", "given", "not asked"), table),
         matrix=matrix(broken),
-        healthy=f"Of {len(healthy)} healthy dumps {named} got a slice. A slow test holds "
-        "the rate in 240 draws that are alike everywhere (`tests/slow/test_slice_search.py`).",
+        healthy=f"Of {len(healthy)} healthy dumps {said} got a cause. A slow test holds the rate "
+        "of slices in 240 draws that are alike everywhere (`tests/slow/test_slice_search.py`).",
+    )
+
+
+def _unseen(new: Mapping[str, Sequence[dict[str, Any]]]) -> str:
+    """The cases that were committed with their causes before the first run."""
+    now = {row["case"]: row for row in new["now"]}
+    lines = [
+        (
+            row["case"],
+            " or ".join(row["causes"]) or "none",
+            row["outcome"],
+            row["cause"] or "none",
+            now[row["case"]]["cause"] or "none",
+        )
+        for row in new["first"]
+    ]
+    counted = []
+    for kind, what in (("fault", "faults"), ("unsound", "unsound dumps")):
+        for when in ("first", "now"):
+            of = [row for row in new[when] if row["kind"] == kind]
+            asked, named, right, coverage, _ = scores(of)
+            at = "at the first run" if when == "first" else "now"
+            counted.append((f"{len(of)} {what}, {at}", asked, named, right, coverage))
+    head = ("cases", "asked for a cause", "named", "right", "coverage")
+    return (
+        "Cases that were written without a look at the source, with their right names committed "
+        "before the first run (`tests/field/unseen_causes.py`):\n\n"
+        + markdown(head, counted)
+        + "\n\n"
+        + markdown(("case", "right causes", "verdict", "cause at the first run", "now"), lines)
     )
 
 
@@ -224,6 +278,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=())
     parser.add_argument("--few", action="store_true", help="One strength of each fault.")
     parser.add_argument("--models", nargs="*", default=())
+    parser.add_argument("--unseen", action="store_true", help="The cases of tests/field.")
     args = parser.parse_args()
     if args.measure:
         known = json.loads(MEASURED.read_text(encoding="utf-8")) if args.models else []
@@ -243,9 +298,15 @@ def main() -> None:
             rows.append(row)
             if not args.only:
                 MEASURED.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    if args.unseen:
+        new = json.loads(UNSEEN.read_text(encoding="utf-8")) if UNSEEN.exists() else {}
+        new["now"] = [*unseen()]
+        new.setdefault("first", new["now"])
+        UNSEEN.write_text(json.dumps(new, indent=1) + "\n", encoding="utf-8")
     if args.write:
         rows = json.loads(MEASURED.read_text(encoding="utf-8"))
-        PAGE.write_text(page(rows), encoding="utf-8")
+        new = json.loads(UNSEEN.read_text(encoding="utf-8"))
+        PAGE.write_text(page(rows, new), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -246,9 +246,9 @@ def nemo(folder, step):
 
 def prime_rl(folder, step):
     rows = _sequences(step)
-    replicas = step.labels.get("replica", ["0"] * step.size)
-    for rank in sorted({*replicas}):
-        mine = [row for row, replica in zip(rows, replicas, strict=True) if replica == rank]
+    ranks = step.labels.get("rank", ["0"] * step.size)
+    for rank in sorted({*ranks}):
+        mine = [row for row, own in zip(rows, ranks, strict=True) if own == rank]
         formats.prime(folder, mine, step.number, rank)
 
 

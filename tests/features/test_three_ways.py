@@ -199,7 +199,7 @@ def after_a_tool(_, place):
 AMPLE, THIN = {"steps": 3, "sequences": 216}, {"steps": 8, "sequences": 20}
 TINY = {"steps": 12, "sequences": 2}
 ENVS = {"env": lambda s: "code" if s % 4 == 3 else "math"}
-REPLICAS = {"replica": lambda s: str(s % 4)}
+RANKS = {"rank": lambda s: str(s % 4)}
 CASES = {
     "healthy": Case("skyrl", Steps(**AMPLE), "hhh", "holds"),
     "healthy steps whose slices are thin": Case("own", Steps(**THIN), "HHHHHHHh", "holds"),
@@ -220,13 +220,13 @@ CASES = {
         ("env-code",),
         "requests of env code",
     ),
-    "one replica": Case(
+    "one rank": Case(
         "prime-rl",
-        Steps(8, 12, sigma=where(of_label("replica", "2"), 0.5), labels=REPLICAS),
+        Steps(8, 12, sigma=where(of_label("rank", "2"), 0.5), labels=RANKS),
         "VVVVVVVv",
         "violated",
-        ("replica-2",),
-        "replica 2",
+        ("rank-2",),
+        "rank 2: a rank of the trainer",
     ),
     "late positions": Case(
         "skyrl",
@@ -234,7 +234,7 @@ CASES = {
         "VVVVVVVv",
         "violated",
         ("position>=64",),
-        "grows along the answer",
+        "position from 64",
     ),
     "old weights": Case(
         "miles",
@@ -256,7 +256,7 @@ CASES = {
         "hhhhhvvvv",
         "violated",
         ("all",),
-        "arithmetic",
+        "step",
     ),
     "raw logprobs of a processed sampler": Case(
         "slime", Steps(**THIN, recorded=0.7), "eeeeeeee", "error", (), "mean importance weight"

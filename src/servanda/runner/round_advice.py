@@ -11,7 +11,8 @@ from servanda.contract.kernel_string import moved_path
 from servanda.contract.model import Contract
 from servanda.judgement.breakdown import Advice
 from servanda.judgement.causes.catalogue import CAUSES, RAW, REMEDIES, UNEXPLAINED, Sides
-from servanda.judgement.causes.gap_cause import advise, explain
+from servanda.judgement.causes.forecast import advise
+from servanda.judgement.causes.gap_cause import explain
 from servanda.judgement.causes.token_table import TokenTable
 from servanda.judgement.evidence import Round
 from servanda.judgement.plan import Plan

@@ -10,7 +10,8 @@ import pytest
 from servanda.contract.model import Kernel, Kernels
 from servanda.judgement.breakdown import Advice
 from servanda.judgement.causes.catalogue import CAUSES, REMEDIES, UNEXPLAINED, Sides
-from servanda.judgement.causes.gap_cause import advise, explain
+from servanda.judgement.causes.forecast import advise
+from servanda.judgement.causes.gap_cause import explain
 from servanda.report.consequence import advice_lines
 from servanda.theory.bounds.sequence import shortfall
 from servanda.traces.serialization import from_plain, to_plain

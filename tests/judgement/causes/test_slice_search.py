@@ -66,7 +66,7 @@ FOUND = {
 def test_a_slice_is_found_without_being_named(name):
     how, inside = FOUND[name]
 
-    (found, *others) = find_slices(table(5, **how), LIMIT)
+    (found, *others) = find_slices(table(7, **how), LIMIT)
 
     assert others == []
     assert found.share > 0.8 and found.inside > 5 * found.outside
@@ -155,19 +155,19 @@ def test_edges_are_round_numbers():
 
 
 @pytest.mark.parametrize("name", ["one replica of four", "one row in twenty-four"])
-def test_a_slice_costs_three_over_alpha_on_the_groups_that_did_not_choose(name):
+def test_a_slice_costs_three_over_alpha_on_the_sequences_that_did_not_choose(name):
     drawn = table(5, **FOUND[name][0])
     (found,) = find_slices(drawn, LIMIT)
     chosen_K, tested_K = halves(drawn)
-    assert not {*drawn.group_K[chosen_K]} & {*drawn.group_K[tested_K]}
+    assert not {*drawn.sequence_K[chosen_K]} & {*drawn.sequence_K[tested_K]}
     inside_K = mask_of(found.match, drawn)
     gap_K = np.abs(np.expm1(drawn.log_ratio_K)) / (np.exp(drawn.log_ratio_K) + 1)
-    groups = sorted({*drawn.group_K[tested_K & inside_K]})
-    means = [gap_K[tested_K & inside_K & (drawn.group_K == g)].mean() for g in groups]
+    tested = sorted({*drawn.sequence_K[tested_K & inside_K]})
+    means = [gap_K[tested_K & inside_K & (drawn.sequence_K == q)].mean() for q in tested]
     chosen = drawn.taken(chosen_K)
     outside = chosen.expected(~inside_K[chosen_K])[inside_K[chosen_K]].mean()
 
-    assert found.bound == pytest.approx(2 * outside) and found.groups == len(groups)
+    assert found.bound == pytest.approx(2 * outside) and found.sequences == len(tested)
     log_e = oracles.most([means], oracles.POS, found.bound)
     assert found.log_e == pytest.approx(log_e, rel=1e-6)
     assert ALPHA == 0.01
@@ -179,7 +179,7 @@ def test_a_slice_costs_three_over_alpha_on_the_groups_that_did_not_choose(name):
 def test_odd_sequences_cost_one_over_alpha_on_average_and_each():
     """The limit is far above the other sequences, so it is the bound of every token."""
     limit = 0.15
-    drawn = table(8, noise=0.01, wrong=lambda row, *_: row % 24 == 5)
+    drawn = table(9, noise=0.01, wrong=lambda row, *_: row % 24 == 5)
     _, tested_K = halves(drawn)
     gap_K = np.abs(np.expm1(drawn.log_ratio_K)) / (np.exp(drawn.log_ratio_K) + 1)
     log_e = [

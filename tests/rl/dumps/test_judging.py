@@ -119,7 +119,7 @@ def test_staleness_is_told_apart_from_the_kernel(tmp_path):
     adds = {c.slice: c.value for c in answer.verdict.cells if c.clause == "adds"}
     assert adds["stale-2-on"] > 10 * adds["stale-1"] > 10 * adds["stale-0"]
     assert answer.verdict.advice.cause.startswith(
-        "staleness: tokens sampled by older weights; tokens of older weights have x"
+        "staleness: tokens sampled by older weights, in age of the weights 2; "
     )
     assert "kernel mismatch and staleness are mixed: tokens are up to 2 updates old" in render(
         answer

@@ -14,6 +14,28 @@ from servanda.judgement.breakdown import UNEXPLAINED
 
 RAW = "raw_logprobs"
 
+# What a label is about, by its name.  A cause accuses a side only by labels of that side; any other
+# label is of the requests.
+ENGINE_LABELS = frozenset({"replica", "engine", "server", "url", "instance"})
+TRAINER_LABELS = frozenset({"rank", "dp_rank", "trainer_rank", "micro_batch"})
+LABEL_CAUSES = {"cached_tokens": "stale_cache", "weight_version": "old_weights"}
+# failed data checks, the most telling first, and the cause that each is
+OF_CHECKS = {
+    "values": "unsound",
+    "coverage": "missing_data",
+    "zeros": "missing_data",
+    "line_up": "shift",
+    "replay": "replay",
+    "routes": "replay",
+    "copies": "copies",
+    "ends": "unsound",
+    "prompts": "unsound",
+    "trained": "unsound",
+    "loss": "unsound",
+    "sides": "unsound",
+    "coherence": RAW,
+}
+
 _SELFTEST = "servanda tools selftest URL"
 _PREFLIGHT = "servanda preflight FILE.py:NAME"
 _COMPARE = "servanda compare transformers:MODEL@float32 URL"
@@ -27,7 +49,7 @@ class Cause:
     """One cause.
 
     Args:
-        words: what it is, for a report; {where} is the label of a slice.
+        words: what it is, for a report; {where} is its place.  "" where the evidence says it all.
         rival: the cause that looks most like it.
         experiment: what to measure to tell the two apart.
         command: the same as a command; {dir} and {step} are filled in.
@@ -54,6 +76,84 @@ _ALL = (
         "retokenised",
         "the same sequences, scored by the engine alone",
         _SELFTEST,
+    ),
+    Cause(
+        "unsound",
+        "",
+        "missing_data",
+        "the rows that the check names",
+        _STEPS,
+    ),
+    Cause(
+        "copies",
+        "",
+        "unsound",
+        "the rows that the check names",
+        _STEPS,
+    ),
+    Cause(
+        "other_tokens",
+        "logprobs of other tokens: of another response, another request, or another context",
+        "shift",
+        "the same sequences, scored by the engine alone",
+        _SELFTEST,
+    ),
+    Cause(
+        "unit",
+        "another unit: one side does not write natural logarithms",
+        "temperature",
+        "the number that the engine returns for one token, beside the one that was written",
+        _SELFTEST,
+    ),
+    Cause(
+        "rounding",
+        "rounded numbers: one side's logprobs lie on a coarse grid",
+        "numerics",
+        "the number that the engine returns for one token, beside the one that was written",
+        _SELFTEST,
+    ),
+    Cause(
+        "clamp",
+        "logprobs that are cut off at a bound",
+        "rounding",
+        "the number that the engine returns for one token, beside the one that was written",
+        _SELFTEST,
+    ),
+    Cause(
+        "steps",
+        "{where}, and not the other steps: what was different there",
+        "change",
+        "these steps by themselves",
+        _STEPS,
+    ),
+    Cause(
+        "change",
+        "a change, {where} on: a setting, a build or weights since then",
+        "stale_weights",
+        "the steps before it and after it",
+        _STEPS,
+    ),
+    Cause(
+        "one_rank",
+        "{where}: a rank of the trainer, its weights, its build, its hardware",
+        "one_machine",
+        "the same sequences, scored by another rank",
+        _MASK,
+    ),
+    Cause(
+        "one_machine",
+        "{where}: its engine or its trainer, which the labels do not tell apart",
+        "one_engine",
+        "its engine against another one of the same weights",
+        _REPLICAS,
+    ),
+    Cause(
+        "turns",
+        "later turns, scored after another text than the engine had: a history that was repeated, "
+        "lost or written anew",
+        "retokenised",
+        "the token ids that the engine was sent, beside those that the trainer scored",
+        _MASK,
     ),
     Cause(
         "replay",
@@ -134,7 +234,7 @@ _ALL = (
     ),
     Cause(
         "stale_cache",
-        "a prefix cache that outlives a sync looks like this",
+        "a prefix cache: entries that are wrong, or outlive a sync",
         "stale_replica",
         "a sync with the prefix cache reset after it",
         "servanda preflight --checkpoint DIR --url URL",
@@ -239,8 +339,9 @@ _ALL = (
     ),
     Cause(
         "numerics",
-        "the arithmetic, a constant or the weights of one side, throughout: precision, "
-        "quantisation, rope, epsilon, kernels that depend on the batch, or another checkpoint",
+        "the arithmetic, a constant, the weights or the context of one side, throughout: "
+        "precision, quantisation, rope, epsilon, kernels that depend on the batch, another "
+        "checkpoint, or other tokens before each prompt",
         "stale_weights",
         "whether both sides have the same weights, and how large the gap is in float32",
         _PREFLIGHT,
@@ -336,6 +437,21 @@ REMEDIES: Mapping[str, Remedy] = {
         "align the arrays: the logprob of a token comes from the logits of the token before it",
         _modules,
     ),
+    "unsound": Remedy("mend the rows that the check names, or leave them out", _modules),
+    "copies": Remedy("write each row once", _modules),
+    "other_tokens": Remedy(
+        "pair the two sides by the id of a request and of a token, not by their order", _modules
+    ),
+    "unit": Remedy("write natural logarithms on both sides", _modules),
+    "rounding": Remedy("write logprobs in float32 on both sides", _modules),
+    "clamp": Remedy("write logprobs as they are, without a bound", _modules),
+    "steps": Remedy("leave these steps out until the reason is known", _modules),
+    "change": Remedy("undo what changed at this step", _modules),
+    "one_rank": Remedy(
+        "give this rank of the trainer the weights and the build of the others", _modules
+    ),
+    "one_machine": Remedy("take this machine out until the reason is known", _modules),
+    "turns": Remedy("pass the token ids of the whole history between turns, never text", _prompts),
     "replay": Remedy(
         "replay row t of the record, which is of token t as it was fed, for the logprob of token "
         "t + 1, in every layer of every token",

@@ -1,444 +1,76 @@
-# An explanation of a gap: cause, evidence, slices, and the next experiment as a command.
+# The likely cause of a gap: first where it is, then which transform it is there.
+#
+# A cause is named if it explains most of the gap above noise on sequences that did not choose it,
+# leaves the rest at noise, and does so clearly better than the next one.  A failed data check is
+# the cause itself.  "Alike everywhere" is said after the test that it is so.  In any other case
+# the answer is the place, if there is one, and the two likeliest causes.
+#
+# Axes: K tokens, Q sequences.
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from shlex import quote
-from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 
-from servanda.contract.clause import SliceRule
-from servanda.judgement.breakdown import Advice, CorrectionForecast, Estimate, SliceAdvice
-from servanda.judgement.causes.catalogue import CAUSES, REMEDIES, UNEXPLAINED, Cause
-from servanda.judgement.causes.gap_shape import WORST, Signatures, signatures_of
+from servanda.judgement.causes.catalogue import (
+    CAUSES,
+    ENGINE_LABELS,
+    LABEL_CAUSES,
+    OF_CHECKS,
+    RAW,
+    TRAINER_LABELS,
+    UNEXPLAINED,
+    Cause,
+)
+from servanda.judgement.causes.gap_shape import (
+    EXACT,
+    FLEXIBLE,
+    SETTINGS,
+    TRANSFORMS,
+    Account,
+    Shape,
+    accounts,
+    rate_of,
+    shape_of,
+)
 from servanda.judgement.causes.slice_search import (
     FoundSlice,
     OddSequences,
+    coincident,
     find_sequences,
     find_slices,
+    halves,
     mask_of,
     measured,
+    where,
 )
-from servanda.judgement.causes.token_table import Array, TokenTable
-from servanda.judgement.contract_text import slice_text
+from servanda.judgement.causes.token_table import STEP, Array, TokenTable
 from servanda.judgement.slices.rules import LABEL, modulo
-from servanda.theory.bounds.corrections import CORRECTIONS, Correction, token_errors
-from servanda.theory.bounds.sequence import shortfall
-from servanda.theory.stats.block_bootstrap import student_t
 
-# The case that rules decide on: signatures, slices, failed checks; and the registry of the rules.
-
-
-MOST_OF_IT = 0.5  # least share that a cause explains
-_MOST_IDS = 0.5  # of the tokens
-_OF_THE_GAP = 0.2  # least share of the gap above other tokens in the main slice
-GROWS, SURE_Z = 1.5, 3.0
-FEW_ZEROS = 0.5  # share of the gap in logprobs of 0: with more they were written, not drawn
-
-
-@dataclass(frozen=True)
-class Case:
-    """What a decision is made from.
-
-    Args:
-        limit: of the mean gap.
-        problems: names of the data quality checks that failed.
-    """
-
-    signatures: Signatures
-    slices: tuple[FoundSlice, ...] = ()
-    sequences: OddSequences | None = None
-    limit: float = 0.0
-    problems: Mapping[str, str] = field(default_factory=dict)
-
-    @cached_property
-    def main(self) -> FoundSlice | None:
-        """The slice that explains most of the excess, if one does."""
-        best = max(self.slices, key=lambda s: s.share, default=None)
-        if best is None or best.share < MOST_OF_IT:
-            return None
-        # a slice may have all that is uneven, and next to nothing of the gap
-        own = best.tokens * (best.inside - best.outside)
-        return best if own >= _OF_THE_GAP * self.signatures.gap else None
-
-    @property
-    def placed(self) -> bool:
-        """Whether the gap is in one place, and not everywhere."""
-        return self.main is not None or self.sequences is not None
-
-    @property
-    def of_most_ids(self) -> bool:
-        """Whether the main slice is of most of the sampled ids: the tails that a cut leaves out."""
-        ids = self.sliced("outcome.token_id")
-        return ids is not None and ids.tokens > _MOST_IDS
-
-    def sliced(self, *bases: str) -> FoundSlice | None:
-        """The main slice, if its first condition is on one of these fields."""
-        main = self.main
-        if main is None:
-            return None
-        return main if modulo(main.first[0])[0] in bases else None
-
-
-Rule = Callable[[Case], str]
-RULES: dict[str, Rule] = {}
-
-
-def rule(name: str) -> Callable[[Rule], Rule]:
-    def add(function: Rule) -> Rule:
-        RULES[name] = function
-        return function
-
-    return add
-
-
-def explains(found: FoundSlice | None) -> str:
-    """How much of the excess lies there; "" without a slice."""
-    if found is None:
-        return ""
-    return (
-        f"{100 * found.share:.0f} % of the excess over the other tokens lies there "
-        f"({found.inside:.2g} against {found.outside:.2g})"
-    )
-
-
-def grows(s: Signatures) -> bool:
-    return (s.growth or 0.0) >= GROWS and (s.growth_z or 0.0) >= SURE_Z
-
-
-# Rules about a place: a slice, some sequences, or a failed check.
-
-
-INFRASTRUCTURE = ("replica", "rank", "engine")
-_START = 3.0
-_SOME = 0.6  # concentration of a gap at the start of some responses, not of all
-_OLD = 2.0
-_END = 0.2  # share of the tokens that are the end of their responses
-_JUMP = 3.0  # of the gap at one length; what grows along the context has less
-_FEW_SEQUENCES = 0.75  # of concentration: stale caches .93, FP8 .39, a lost adapter .51
-
-
-def _problem(*names: str) -> Rule:
-    return lambda case: next((case.problems[n] for n in names if n in case.problems), "")
-
-
-_missing = _problem("coverage", "values", "zeros")
-
-
-@rule("missing_data")
-def _(case: Case) -> str:
-    s = case.signatures
-    # a cut that leaves one token has a logprob of 0 as well, and moves all other tokens
-    cut = s.cut_share >= MOST_OF_IT and s.zeros <= FEW_ZEROS
-    return "" if cut and {*case.problems} <= {"zeros"} else _missing(case)
-
-
-RULES["shift"] = _problem("line_up")
-RULES["replay"] = _problem("replay", "routes")
-RULES["raw_logprobs"] = _problem("coherence")
-
-
-@rule("stale_replica")
-def _(case: Case) -> str:
-    found = _of_engine(case)
-    if found is None or not grows(case.signatures):
-        return ""
-    return f"its gap grows x{case.signatures.growth:.2g}; {explains(found)}"
-
-
-RULES["one_engine"] = lambda case: explains(_of_engine(case))
-
-
-@rule("one_kind")
-def _(case: Case) -> str:
-    main = case.main
-    if main is None or not main.first[0].startswith(LABEL) or _of_engine(case):
-        return ""
-    return explains(main)
-
-
-def _of_engine(case: Case) -> FoundSlice | None:
-    """The main slice, if it is of one part of the infrastructure."""
-    return case.sliced(*(LABEL + name for name in INFRASTRUCTURE))
-
-
-@rule("old_weights")
-def _(case: Case) -> str:
-    found, stale = case.sliced("outcome.staleness"), case.signatures.stale
-    if stale is None or stale < _OLD or (found is None and case.main is not None):
-        return ""
-    more = f"; {explains(found)}" if found else ""
-    return f"tokens of older weights have x{stale:.2g} the gap of the others{more}"
-
-
-@rule("retokenised")
-def _(case: Case) -> str:
-    found = case.sliced("context.turn", "context.turn_position")
-    times = case.signatures.turn_start
-    if found is None or times is None or times < _START:
-        return ""
-    return explains(found)
-
-
-RULES["vocabulary"] = lambda case: explains(case.sliced("outcome.token_id"))
-
-
-@rule("end_of_answer")
-def _(case: Case) -> str:
-    found = case.sliced("outcome.from_end")
-    if found is None:  # or the last few positions of the responses
-        late = case.sliced("context.position")
-        if late is not None and "gte" in late.first[1] and late.tokens <= _END:
-            found = late
-    return explains(found)
-
-
-@rule("blocks")
-def _(case: Case) -> str:
-    main = case.main
-    if main is None or not any(
-        modulo(name)[1] is not None and not name.startswith("context.row") for name in main.match
-    ):
-        return ""
-    return explains(main)
-
-
-RULES["batch"] = lambda case: explains(case.sliced("context.row"))
-
-
-@rule("attention_window")
-def _(case: Case) -> str:
-    found = case.sliced("context.length", "context.position")
-    if found is None or "gte" not in found.first[1] or found.outside > found.inside / _JUMP:
-        return ""
-    edge = found.first[1]["gte"]
-    return f"from about {edge:g} tokens on; {explains(found)}"
-
-
-@rule("padding")
-def _(case: Case) -> str:
-    found = case.sliced("request.prompt_tokens", "context.length")
-    if found is None or "lt" not in found.first[1] or _early(case) is not None:
-        return ""
-    return explains(found)
-
-
-@rule("packing")
-def _(case: Case) -> str:
-    s, found = case.signatures, _early(case)
-    if found is None or s.concentration < _SOME:
-        return ""
-    return f"the first tokens of some responses, x{s.start or math.nan:.2g}; {explains(found)}"
-
-
-@rule("template")
-def _(case: Case) -> str:
-    found = _early(case)
-    return f"the first tokens of all responses; {explains(found)}" if found else ""
-
-
-def _early(case: Case) -> FoundSlice | None:
-    """The main slice, if it is of the first tokens of responses or turns."""
-    for name, conditions in (case.main.match if case.main else {}).items():
-        early = "lt" in conditions or conditions.get("in") == [0]
-        if name in ("context.position", "context.turn_position") and early:
-            return case.main
-    return None
-
-
-@rule("stale_cache")
-def _(case: Case) -> str:
-    s = case.signatures
-    if not grows(s) or s.concentration < _FEW_SEQUENCES:
-        return ""
-    return (
-        f"drift that grows, x{s.growth:.2g}, in few sequences ({100 * s.concentration:.0f} % of "
-        f"it in {100 * WORST:.0f} % of the tokens)"
-    )
-
-
-@rule("odd_sequences")
-def _(case: Case) -> str:
-    odd = case.sequences
-    if odd is None or grows(case.signatures):  # of a gap that grows, they are those of late steps
-        return ""
-    places = f", such as {', '.join(odd.worst)}" if odd.worst else ""
-    return (
-        f"{100 * odd.sequences:.2g} % of the sequences have {100 * odd.share:.0f} % of the "
-        f"excess{places}"
-    )
-
-
-# Rules about the shape of a gap, wherever it is.
-
-
+EXPLAINS = 0.8  # least share of the gap above noise that a named cause explains
+_SETTING = 0.9  # the same of a setting of the sampler, which much is possible under
+_RIVAL = 0.7  # share of another cause that would explain nearly as much
+_CLEARLY = 0.06  # by which its share is above that of another cause of its kind
+_REST = 0.15  # of the gap: what a named cause may leave, if that is more than the limit
+_TWO = 0.3  # least share of the larger of two places
+_GROWS, _SURE_Z = 1.5, 3.0
 _AT_START = 0.35  # a first step below this share of the last: nothing was wrong before an update
-_CURVE = 0.35  # share of the variance that a function of the logprob has
-_TAIL = 0.35  # share of the gap in a hundredth of the tokens
-_IDS = 0.35
-_PENALTY_Z, _PENALTY_SHARE = 3.0, 0.03
-_LENGTH, _LATER = 1.5, 1.2  # of the rate over context lengths; the second with a slice
-_LINEAR = 0.4  # share of the variance that a temperature explains
-_UNEVEN = 2.0  # largest over smallest rate of steps that are alike
-_SPREAD = 0.62  # concentration of sequences that are alike, as real texts have it
-
-
-@rule("top_p")
-def _(case: Case) -> str:
-    s = case.signatures
-    if s.cut_share < MOST_OF_IT or s.zeros > FEW_ZEROS or (case.placed and not case.of_most_ids):
-        return ""
-    return (
-        f"the engine cannot sample {100 * s.cut:.2g} % of the trainer's mass and renormalises "
-        f"the rest: a top-p of at most {_rest(s.cut)}, a top-k or a min-p that the trainer does "
-        f"not apply; it explains {100 * s.cut_share:.0f} % of the difference"
-    )
-
-
-@rule("temperature")
-def _(case: Case) -> str:
-    s = case.signatures
-    if s.temperature_share < _LINEAR or case.placed:
-        return ""
-    return (
-        f"the engine sampled at about {s.temperature:.2f} times the trainer's; the log ratio "
-        f"follows log p, which explains at least {100 * s.temperature_share:.0f} % of its variance"
-    )
-
-
-@rule("penalty")
-def _(case: Case) -> str:
-    s = case.signatures
-    share = s.repeated_share or 0.0
-    if s.repeated is None or abs(s.repeated) < _PENALTY_Z or share < _PENALTY_SHARE:
-        return ""
-    way = "less" if s.repeated > 0 else "more"
-    return f"tokens that a response repeats are {way} likely to the engine, {s.repeated:+.0f} σ"
-
-
-@rule("positions")
-def _(case: Case) -> str:
-    s, found = case.signatures, case.sliced("context.length", "context.position")
-    later = found is not None and "gte" in found.first[1]
-    grown = s.length is not None and s.length >= _LENGTH and (s.length_z or 0.0) >= SURE_Z
-    if s.length is None or not (grown or (later and s.length >= _LATER)):
-        return ""
-    return f"the rate grows x{s.length:.2g} from the shortest contexts to the longest"
-
-
-@rule("precision_drift")
-def _(case: Case) -> str:
-    s = case.signatures
-    if not grows(s) or s.first is None or s.first < _AT_START:
-        return ""
-    if not (s.first_step <= 1 and (s.first_gap or 0.0) > 0):
-        return ""  # a lost update can explain every step
-    return (
-        f"drift that grows, x{s.growth:.2g}, in all sequences alike; step {s.first_step}, before "
-        f"most updates, has {100 * s.first:.0f} % of the gap already"
-    )
-
-
-@rule("stale_weights")
-def _(case: Case) -> str:
-    s = case.signatures
-    if not grows(s) or s.first is None or s.first >= _AT_START:
-        return ""
-    return (
-        f"drift that grows, x{s.growth:.2g}, in all sequences alike, from "
-        f"{100 * s.first:.0f} % of it at step {s.first_step}"
-    )
-
-
-@rule("routing")
-def _(case: Case) -> str:
-    s = case.signatures
-    if s.tail < _TAIL or case.main is not None or s.ids is None or s.ids >= _IDS:
-        return ""
-    return f"{100 * s.tail:.0f} % of the gap lies in 1 % of the tokens, in all sequences and places"
-
-
-@rule("head")
-def _(case: Case) -> str:
-    s = case.signatures
-    if s.ids is None or s.ids < _IDS or grows(s):
-        return ""
-    return f"the id of a token explains {100 * s.ids:.0f} % of the variance of the log ratio"
-
-
-@rule("softcap")
-def _(case: Case) -> str:
-    s = case.signatures
-    if s.curve < _CURVE or grows(s):
-        return ""
-    return f"{100 * s.curve:.0f} % of the variance of the log ratio is a function of log p"
-
-
-@rule("numerics")
-def _(case: Case) -> str:
-    s = case.signatures
-    if grows(s) or case.main is not None or case.sequences is not None or s.tail > _TAIL:
-        return ""
-    if s.concentration > _SPREAD or (s.uneven or 1.0) > _UNEVEN:
-        return ""
-    return (
-        f"all sequences, positions and steps alike, {s.rms:.2g} nats a token, as of "
-        f"{_ladder(s.rms)}"
-    )
-
-
-def _ladder(rms: float) -> str:
-    """The usual size of a format's noise; an order of magnitude, not a measurement."""
-    for most, name in ((1e-4, "float32"), (0.04, "bfloat16"), (0.12, "8 bits")):
-        if rms <= most:
-            return name
-    return "4 bits, or of other weights"
-
-
-def _rest(mass: float) -> str:
-    """1 - x, with enough digits to differ from 1.
-
-    >>> _rest(0.1), _rest(0.003), _rest(3e-6)
-    ('0.9', '0.997', '0.999997')
-    """
-    digits = max(1, 1 - math.floor(math.log10(mass)))
-    return f"{1 - mass:.{digits}f}".rstrip("0")
-
-
-# The decision: from signatures and slices to a cause, or to none.
-#
-# The first rule that fits names the cause: a failed check comes first, then a place or a transform,
-# then what only fits the shape.  Each rule returns its evidence, with numbers, or "".  The
-# thresholds were chosen on some models and strengths and tested on others (benchmarks/causes.py).
-
-
-ORDER = (
-    *("missing_data", "shift", "replay", "raw_logprobs"),
-    *("stale_replica", "one_engine", "one_kind", "old_weights", "retokenised"),
-    *("top_p", "temperature", "penalty"),
-    *("vocabulary", "end_of_answer", "blocks", "stale_cache", "batch", "attention_window"),
-    *("padding", "packing", "template", "odd_sequences", "precision_drift", "stale_weights"),
-    *("positions", "routing", "softcap", "head", "numerics"),
-)
-
-
-def causes_of(case: Case) -> list[tuple[Cause, str]]:
-    """The causes that fit, most likely first, with their evidence; `unexplained` if none does."""
-    found = [(CAUSES[name], text) for name in ORDER if (text := RULES[name](case))]
-    if found:
-        return found
-    s = case.signatures
-    grown = f", x{s.growth:.2g} over the steps" if s.growth is not None else ""
-    text = (
-        f"{100 * s.tail:.0f} % of the gap in 1 % of the tokens, {100 * s.concentration:.0f} % in "
-        f"the sequences with {100 * WORST:.0f} % of them{grown}; no signature fits"
-    )
-    return [(CAUSES[UNEXPLAINED], text)]
+_STALE_CONCENTRATION, _WORST = 0.75, 0.3  # share of the gap in the worst sequences with so much
+_OLD = 2.0  # times the rate of tokens of the current weights
+_EARLY, _LATE = 0.4, 0.25  # share of the tokens that are a beginning, and an end
+_BEGINNING = 48  # tokens of a response
+_SAME = 0.9  # overlap of two places that are the same tokens
+UNEVEN = 1.7  # largest over smallest rate of what is alike
+_UNLIKE = 0.5  # relative spread of the rates of sequences that are alike
+_OF_IDS = 0.15  # share of the gap that the mean of each token id explains
+_PART = 0.04  # share of the tokens of a part that is compared
+_ERRORS = 4.0  # standard errors that a difference has at least
 
 
 @dataclass(frozen=True)
@@ -446,44 +78,24 @@ class Explanation:
     """The likely cause of a gap.
 
     Args:
-        cause, rival: names of the two most likely causes; `unexplained` where no signature fits.
+        cause, rival: names of the two most likely causes; `unexplained` where none explains it.
+        text: the cause, its place and its evidence in one line.
         evidence: the measured numbers that suggest it.
         experiment, command: what separates the two.
-        case: the signatures, slices and failed checks that it was decided on.
+        slices: those that were found, most of the excess first.
     """
 
     cause: str
     rival: str
+    text: str
     evidence: str
     experiment: str
     command: str
-    case: Case
+    slices: tuple[FoundSlice, ...] = ()
 
     @property
     def named(self) -> bool:
         return self.cause != UNEXPLAINED
-
-    @property
-    def text(self) -> str:
-        """The cause and its evidence in one line."""
-        words = CAUSES[self.cause].words.replace("{where}", self._where)
-        return f"{words}; {self.evidence}"
-
-    @property
-    def _where(self) -> str:
-        """The label of the main slice, such as "env math"."""
-        for name, conditions in (self.case.main.match if self.case.main else {}).items():
-            if name.startswith(LABEL):
-                return f"{name.removeprefix(LABEL)} {conditions['in'][0]}"
-        return "one label"
-
-    @property
-    def rules(self) -> list[SliceRule]:
-        """The slices as a contract has them."""
-        return [
-            SliceRule(name=f"found-{number}", match=found.match)  # type: ignore[call-arg]
-            for number, found in enumerate(self.case.slices, 1)
-        ]
 
 
 def explain(
@@ -502,148 +114,562 @@ def explain(
         problems: failed data quality checks, by name, with what they found.
         place: of the data, for commands.
     """
-    slices = find_slices(table, limit)
-    slices = slices or tuple(filter(None, (measured(table, match) for match in violated)))
-    most = max((found.share for found in slices), default=0.0)
-    sequences = None if most >= 0.5 else find_sequences(table, limit)
-    signatures = signatures_of(table)
-    return explained(Case(signatures, slices, sequences, limit, problems or {}), place)
+    case = Case(table, limit, tuple(violated))
+    found = _of_checks(case, problems) if problems else _of_gap(case)
+    cause, rival = CAUSES[found.name], CAUSES[found.rival or CAUSES[found.name].rival]
+    asked = cause if found.name != UNEXPLAINED else rival
+    command = asked.command.replace("{dir}", quote(place))
+    command = command.replace("{step}", str(case.first_step))
+    text = found.text if problems else _sentence(cause, found)
+    slices = () if problems else case.slices
+    return Explanation(cause.name, rival.name, text, found.text, asked.experiment, command, slices)
 
 
-def explained(case: Case, place: str = "DIR") -> Explanation:
-    """The likely cause of a case; `place` is that of the data, for commands."""
-    (cause, evidence), *_ = causes_of(case)
-    command = cause.command.replace("{dir}", quote(place))
-    command = command.replace("{step}", str(case.signatures.first_step))
-    return Explanation(cause.name, cause.rival, evidence, cause.experiment, command, case)
+def _sentence(cause: Cause, found: Found) -> str:
+    words = cause.words
+    if "{where}" in words:
+        words = words.replace("{where}", found.where or "one label")
+    elif found.where:
+        words = f"{words}, in {found.where}"
+    return f"{words}; {found.text}"
 
 
-# The advice on an explained gap, with the effects that its tokens predict.  Intervals are those
-# of a bootstrap over prompt groups.
-#
-# Axes: R resamples, G prompt groups, K tokens, S sequences.
+@dataclass(frozen=True)
+class Found:
+    """A cause before its words: name, the next likely one, place, and evidence."""
+
+    name: str
+    text: str
+    where: str = ""
+    rival: str = ""
 
 
-CONFIDENCE = 0.95
-_RESAMPLES, _FEWEST_RESAMPLES = 1000, 200
-_COUNTS = 4_000_000  # of groups in resamples; beyond it there are fewer resamples
-_FEWEST = 5  # prompt groups for an interval
-_SEED = 0
+@dataclass(frozen=True)
+class Case:
+    """The tokens of a gap, and what was measured on them."""
+
+    table: TokenTable
+    limit: float
+    violated: tuple[Mapping[str, Mapping[str, Any]], ...] = ()
+
+    @property
+    def noise(self) -> float:
+        """The gap of a healthy pair: limits are at least twice that, and so is what is beyond."""
+        return min(self.limit / 2, self.gap / 4)
+
+    @cached_property
+    def gap(self) -> float:
+        return float(self.table.gap_K.mean())
+
+    @property
+    def remains(self) -> float:
+        """The largest gap that is left at noise."""
+        return min(max(self.limit, _REST * self.gap), self.gap / 2)
+
+    @cached_property
+    def base_K(self) -> Array:
+        return self.table.expected(np.ones(len(self.table), dtype=bool))
+
+    @cached_property
+    def first_step(self) -> int:
+        return int(self.table.step_K.min())
+
+    @cached_property
+    def slices(self) -> tuple[FoundSlice, ...]:
+        found = find_slices(self.table, self.limit)
+        return found or tuple(filter(None, (measured(self.table, one) for one in self.violated)))
+
+    def share(self, inside_K: Array) -> tuple[float, float]:
+        """Share of the gap above noise that some tokens have more than similar others; the rest.
+
+        The rest is the mean gap of the others.
+        """
+        if inside_K.all() or not inside_K.any():
+            return 0.0, self.gap
+        base_K = self.table.expected(~inside_K)
+        own = float(np.where(inside_K, self.table.gap_K - base_K, 0.0).mean())
+        rest = float(self.table.gap_K[~inside_K].mean())
+        whole = self.gap - min(self.limit / 2, float(base_K.mean()))
+        return (min(max(own / whole, 0.0), 1.0) if whole > 0 else 0.0), rest
 
 
-def advise(
-    table: TokenTable,
-    explanation: Explanation,
-    update_tokens: int,
-    command: Callable[[str], str] | None = None,
-) -> Advice:
-    """The advice on an explained gap.
+def _of_checks(case: Case, problems: Mapping[str, str]) -> Found:
+    """A failed check is the cause; of weights above 1 a transform may be the reason."""
+    check = next((name for name in OF_CHECKS if name in problems), next(iter(problems)))
+    name, text = OF_CHECKS.get(check, "unsound"), problems[check]
+    if check == "zeros" and len(problems) == 1:
+        # a cut that leaves one token has a logprob of 0 as well, and moves all other tokens
+        zero_K = case.table.infer_K == 0
+        if case.table.gap_K[zero_K].sum() < 0.5 * case.table.gap_K.sum():
+            found = _named(_accounts(case.table, case.noise, SETTINGS), case)
+            name, text = (found.name, found.text) if found.name == "top_p" else (name, text)
+    if name == RAW:
+        found = _named(_accounts(case.table, case.noise, EXACT), case)
+        if found.name != UNEXPLAINED:
+            return Found(found.name, f"{found.text}; {text}")
+    return Found(name, text)
 
-    Args:
-        update_tokens: trained tokens of one update.
-        command: name of a cause -> the experiment as a command; "" for that of the explanation.
+
+def _of_gap(case: Case) -> Found:
+    table = case.table
+    steps = shape_of(table, table.numbers[STEP])
+    parts = _families(case)
+    main, share, rest = parts[0] if parts else None, 0.0, case.gap
+    if main is not None:
+        main_K = _mask(main, table)
+        share, rest = case.share(main_K)
+        _, left = case.share(np.any([_mask(part, table) for part in parts], axis=0))
+        together = sum(case.share(_mask(part, table))[0] for part in parts)
+        if together >= EXPLAINS and left <= case.remains and share >= _TWO:
+            found = _in_place(case, main, main_K, share)
+            more = "; ".join(map(where_of, parts[1:]))
+            return replace(found, text=f"{found.text}; more remains: {more}") if more else found
+    odd = find_sequences(table, case.limit) if share < 0.5 else None
+    if odd is not None and (found := _of_sequences(case, odd, steps)) is not None:
+        return found
+    found = _everywhere(case, steps)
+    if found.name == UNEXPLAINED and main is not None:
+        return _unexplained(main, share, rest)
+    return found
+
+
+# the place
+
+
+def _families(case: Case) -> list[list[FoundSlice]]:
+    """The slices by field, those with the most of the gap first; of a field they are one place."""
+    of: dict[tuple[str, ...], list[FoundSlice]] = {}
+    for found in filter(None, (_without_growth(case, one) for one in case.slices)):
+        of.setdefault(tuple(found.match), []).append(found)
+
+    def own(part: list[FoundSlice]) -> float:
+        return sum(found.tokens * (found.inside - found.outside) for found in part)
+
+    return sorted(of.values(), key=own, reverse=True)
+
+
+def _without_growth(case: Case, found: FoundSlice) -> FoundSlice | None:
+    """Without the step that it begins at, if its gap grows: what grows is in no step alone."""
+    table, match = case.table, {f: c for f, c in found.match.items() if f != STEP}
+    if "gte" not in found.match.get(STEP, {}):
+        return found
+    inside_K = mask_of(match, table)
+    shape = shape_of(table, table.numbers[STEP], inside_K)
+    if shape is None or shape.kind not in ("ramp", "unclear"):
+        return found
+    return measured(table, match) if match else None
+
+
+def _mask(part: Sequence[FoundSlice], table: TokenTable) -> Array:
+    return np.any([mask_of(found.match, table) for found in part], axis=0)
+
+
+def where_of(part: Sequence[FoundSlice]) -> str:
+    """The place of slices of one field, in words."""
+    points = [found.match[STEP].get("in") for found in part if [*found.match] == [STEP]]
+    if len(points) == len(part) > 1 and all(points):
+        return where({STEP: {"in": sorted(v for point in points if point for v in point)}})
+    return " or ".join(where(found.match) for found in part)
+
+
+def _in_place(case: Case, part: Sequence[FoundSlice], inside_K: Array, share: float) -> Found:
+    """The cause of a gap in one place: the transform there, or what the place is."""
+    table, place = case.table, where_of(part)
+    outside = float(table.gap_K[~inside_K].mean())
+    level = float(table.gap_K[inside_K].mean())
+    text = (
+        f"{100 * share:.0f} % of the gap above noise is there ({level:.2g} against {outside:.2g} "
+        "elsewhere)"
+    )
+    noise = max(case.noise, float(table.expected(~inside_K)[inside_K].mean()))
+    inside = table.taken(inside_K)
+    found = _named(_accounts(inside, noise, TRANSFORMS), case)
+    same = coincident(table, inside_K, {modulo(f)[0] for one in part for f in one.match}, _SAME)
+    if found.name != UNEXPLAINED:
+        return replace(found, where=place, text=f"{found.text}; {text}")
+    name = _kind_of(case, part, inside_K, same)
+    if name is None:
+        return _unexplained(part, share, outside, same)
+    if name in ("one_engine", "old_weights") or name.startswith("one_"):
+        shape = shape_of(table, table.numbers[STEP], inside_K)
+        if name == "one_engine" and shape is not None and _grown(shape):
+            name, text = "stale_replica", f"its gap grows x{shape.times:.2g}; {text}"
+    also = f", which are also {' and '.join(same)}" if same else ""
+    return Found(name, text, f"{place}{also}")
+
+
+def _kind_of(
+    case: Case, part: Sequence[FoundSlice], inside_K: Array, same: Sequence[str]
+) -> str | None:
+    """The cause that a place is; None where the place alone tells none."""
+    table, fields = case.table, [modulo(field) for field in part[0].match]
+    bases = {base for base, _ in fields}
+    base, (_, conditions) = fields[0][0], part[0].first
+    tokens = float(inside_K.mean())
+    if labels := {b.removeprefix(LABEL) for b in bases if b.startswith(LABEL)}:
+        return _of_label(labels, same)
+    if any(modulus is not None for b, modulus in fields if b != "context.row"):
+        return "blocks"
+    if "context.row" in bases:
+        return "batch"
+    if base == STEP:
+        return "change" if "gte" in conditions else "steps"
+    if base == "outcome.staleness":
+        return "old_weights"
+    if base == "outcome.token_id":
+        return "vocabulary"
+    if base == "outcome.from_end":
+        return "end_of_answer"
+    if bases & {"context.turn", "context.turn_position"}:
+        return None if _positions(same) else _of_turns(case, inside_K)
+    if base == "context.position" and ("lt" in conditions or conditions.get("in") == [0]):
+        edge = conditions.get("lt", 1)
+        if tokens > _EARLY or edge > _BEGINNING:
+            return None
+        return "packing" if _in_some(case, inside_K) else "template"
+    if base in ("context.position", "context.length") and "gte" in conditions:
+        if any(name.startswith("turn") for name in same):
+            return None
+        shape = shape_of(table, table.numbers[base])
+        if shape is not None and shape.kind == "ramp":
+            return "positions"
+        if base == "context.position" and tokens <= _LATE:
+            return "end_of_answer" if _ends(case, inside_K) else "attention_window"
+        return "attention_window" if shape is None or shape.kind == "jump" else None
+    if base in ("request.prompt_tokens", "context.length") and "lt" in conditions:
+        if "context.position" in bases:
+            return "template"
+        return "padding" if not same else None
+    return None
+
+
+def _positions(same: Sequence[str]) -> bool:
+    return any(name.startswith(("position", "context length")) for name in same)
+
+
+def _of_label(labels: set[str], same: Sequence[str]) -> str | None:
+    """The cause of a label, of its own side; None if something else cuts the same tokens."""
+    others = {name.partition(" ")[0] for name in same}
+    every = labels | others
+    engine, trainer = bool(every & ENGINE_LABELS), bool(every & TRAINER_LABELS)
+    if engine and trainer:
+        return "one_machine"
+    if engine or trainer:
+        return "one_engine" if engine else "one_rank"
+    known = next((LABEL_CAUSES[name] for name in sorted(labels) if name in LABEL_CAUSES), None)
+    if known is not None:
+        return known
+    return None if same else "one_kind"
+
+
+def _turns(table: TokenTable) -> Array | None:
+    turn_K = table.numbers.get("context.turn")
+    return None if turn_K is None or not (turn_K > 1).any() else turn_K > 1
+
+
+def _of_turns(case: Case, inside_K: Array) -> str | None:
+    turns = _turns(case.table)
+    at_K = case.table.numbers.get("context.turn_position")
+    if turns is None or at_K is None:
+        return "template"
+    starts_K = turns & (at_K < 3)
+    if float((inside_K & starts_K).sum()) > 0.5 * float(inside_K.sum()):
+        return "retokenised"
+    if _overlap(inside_K, turns) > _SAME or not (inside_K & ~turns).any():
+        return "turns"
+    return None if turns[inside_K].any() else "template"
+
+
+def _overlap(one_K: Array, other_K: Array) -> float:
+    return float((one_K & other_K).sum() / max((one_K | other_K).sum(), 1))
+
+
+def _ends(case: Case, inside_K: Array) -> bool:
+    """Whether late positions are the end of their responses, and not of long ones alone."""
+    end_K = case.table.numbers.get("outcome.from_end")
+    if end_K is None:
+        return True
+    deep = float(end_K[inside_K].max())
+    return _overlap(inside_K, end_K <= deep) > _SAME
+
+
+def _in_some(case: Case, inside_K: Array) -> bool:
+    """Whether the tokens of a place have their gap in some of the sequences only."""
+    rates = _rates(case.table, case.table.expected(~inside_K), inside_K)
+    return float(np.median(rates)) < 0.25 * float(rates.mean()) if len(rates) >= 10 else False
+
+
+def _rates(table: TokenTable, base_K: Array, of_K: Array) -> Array:
+    """The rate of each sequence that has any of some tokens."""
+    _, code_M = np.unique(table.sequence_K[of_K], return_inverse=True)
+    x_Q, b_Q = (np.bincount(code_M, v[of_K]) for v in (table.gap_K, base_K))
+    return x_Q / np.maximum(b_Q, 1e-300)
+
+
+# sequences
+
+
+def _of_sequences(case: Case, odd: OddSequences, steps: Shape | None) -> Found | None:
+    """The cause of a gap in a few sequences that no field tells apart."""
+    table = case.table
+    inside_K = np.isin(table.sequence_K, odd.index)
+    share, _ = case.share(inside_K)
+    places = f", such as {', '.join(odd.worst)}" if odd.worst else ""
+    text = (
+        f"{100 * odd.sequences:.2g} % of the sequences have {100 * share:.0f} % of the gap above "
+        f"noise{places}"
+    )
+    if share < EXPLAINS:
+        return None
+    if steps is not None and _grown(steps):
+        if steps.start >= _AT_START:
+            return None  # of a gap that grows, they are those of late steps
+        return Found("stale_cache", f"it grows x{steps.times:.2g} over the steps; {text}")
+    noise = max(case.noise, float(table.expected(~inside_K)[inside_K].mean()))
+    inside = table.taken(inside_K)
+    found = _named(_accounts(inside, noise, TRANSFORMS), case)
+    if found.name != UNEXPLAINED:
+        return replace(found, where="a few sequences", text=f"{found.text}; {text}")
+    at_K = inside.numbers["context.position"]
+    early = find_slices(replace(inside, labels={}, numbers={"context.position": at_K}), case.limit)
+    if early and "gte" not in early[0].first[1] and early[0].tokens <= _EARLY:
+        return Found("packing", f"their first tokens ({where(early[0].match)}); {text}")
+    return Found("odd_sequences", text)
+
+
+# everywhere
+
+
+def _everywhere(case: Case, steps: Shape | None) -> Found:
+    """The cause of a gap that is in no place: a transform, a growth, or the same everywhere."""
+    table = case.table
+    grows = steps is not None and _grown(steps)
+    # where a gap grows, that of each sequence is that of its step
+    tried = _accounts(table, case.noise, {**EXACT, **SETTINGS} if grows else TRANSFORMS)
+    found = _named(tried, case)
+    if found.name != UNEXPLAINED:
+        return found
+    if steps is not None and grows and (grown := _growth(case, steps)) is not None:
+        return grown
+    flexible = _accounts(table, case.noise, FLEXIBLE)
+    alike, text = alike_everywhere(case)
+    if max((one.share for one in tried), default=0.0) < _RIVAL:
+        for shaped in (_of_age, _of_length):
+            if (found := shaped(case)) is not None:
+                return found
+        found = _named(flexible, case)
+        if found.name != UNEXPLAINED:
+            return found
+        if alike and max((one.share for one in flexible), default=0.0) < _RIVAL:
+            return Found("numerics", text)
+    first, second = _two_likeliest([*tried, *flexible])
+    return Found(
+        UNEXPLAINED, f"{text}; the likeliest are {_short(first)}, or {_short(second)}", rival=first
+    )
+
+
+def _two_likeliest(tried: Sequence[Account]) -> tuple[str, str]:
+    order = [a.name for a in sorted(tried, key=lambda a: -a.share) if a.share > 0.3]
+    order += ["numerics", "routing"]
+    first, second, *_ = dict.fromkeys(order)
+    return first, second
+
+
+def _short(name: str) -> str:
+    return CAUSES[name].words.partition(":")[0].replace("{where}", "one label")
+
+
+def _grown(shape: Shape) -> bool:
+    later = shape.start < 1 if shape.kind != "jump" else shape.above
+    return shape.kind != "flat" and shape.times >= _GROWS and shape.z >= _SURE_Z and later
+
+
+def _growth(case: Case, steps: Shape) -> Found | None:
+    table, first = case.table, case.first_step
+    begin_K = table.step_K == first
+    late_K = table.step_K > np.quantile(np.unique(table.step_K), 2 / 3)
+    begin, late = (rate_of(table, case.base_K, of)[0] for of in (begin_K, late_K))
+    start = begin / max(late, 1e-9)
+    growth = f"it grows x{steps.times:.2g} over the steps"
+    if steps.kind == "jump":
+        return None
+    if _concentration(case) >= _STALE_CONCENTRATION and start < _AT_START:
+        return Found(
+            "stale_cache",
+            f"{growth}, with {100 * _concentration(case):.0f} % of it in the sequences with "
+            f"{100 * _WORST:.0f} % of the tokens",
+        )
+    at = f"step {first} has {100 * start:.0f} % of the last third's"
+    if start < _AT_START:
+        return Found("stale_weights", f"{growth}; {at}")
+    if first <= 1:
+        return Found("precision_drift", f"{growth}; {at} already, before most updates")
+    return None
+
+
+def _concentration(case: Case) -> float:
+    """Share of the gap in the worst sequences of each step that have _WORST of its tokens."""
+    table = case.table
+    _, first_Q, code_K = np.unique(table.sequence_K, return_index=True, return_inverse=True)
+    x_Q, b_Q, n_Q = (np.bincount(code_K, of_K) for of_K in (table.gap_K, case.base_K, None))
+    step_Q, worst = table.step_K[first_Q], 0.0
+    for step in np.unique(step_Q):
+        x_P, b_P, n_P = (column[step_Q == step] for column in (x_Q, b_Q, n_Q))
+        order = np.argsort(-x_P / b_P, kind="stable")
+        before_P = n_P[order].cumsum() - n_P[order]
+        part_P = np.clip((_WORST * n_P.sum() - before_P) / n_P[order], 0, 1)
+        worst += float(part_P @ x_P[order])
+    return worst / max(float(x_Q.sum()), 1e-300)
+
+
+def _of_age(case: Case) -> Found | None:
+    age_K = case.table.numbers.get("outcome.staleness")
+    if age_K is None or not ((age_K > 0).any() and (age_K == 0).any()):
+        return None
+    old, new = (rate_of(case.table, case.base_K, of)[0] for of in (age_K > 0, age_K == 0))
+    share, _ = case.share(age_K > 0)
+    if old < _OLD * new or share < EXPLAINS:
+        return None
+    text = f"tokens of older weights have x{old / new:.2g} the gap of the others"
+    return Found("old_weights", f"{text}, {100 * share:.0f} % of the gap above noise")
+
+
+def _of_length(case: Case) -> Found | None:
+    """A gap that grows along the context, so that its beginning is at noise."""
+    table = case.table
+    for field in ("context.length", "context.position"):
+        column_K = table.numbers.get(field)
+        shape = None if column_K is None else shape_of(table, column_K)
+        if column_K is None or shape is None or shape.kind != "ramp" or shape.start >= 1:
+            continue
+        late_K = column_K >= np.quantile(column_K, 0.1)
+        share, _ = case.share(late_K)
+        if share < EXPLAINS or shape.z < _SURE_Z:
+            continue
+        return Found("positions", f"the rate grows x{shape.times:.2g} from the shortest on")
+    return None
+
+
+def alike_everywhere(case: Case) -> tuple[bool, str]:
+    """Whether tokens of equal probability differ alike in all parts, and the numbers."""
+    table, worst = case.table, (1.0, "")
+    for name, parts in _parts(case):
+        rates = [rate_of(table, case.base_K, of) for of in parts if of.mean() >= _PART]
+        if len(rates) < 2:
+            continue
+        (low, low_error), (high, high_error) = min(rates), max(rates)
+        if high - low > _ERRORS * math.hypot(low_error, high_error):
+            worst = max(worst, (high / max(low, 1e-9), name))
+    spread = _spread(case)
+    ids = next((one.share for one in _accounts(table, 0.0, {"head": FLEXIBLE["head"]})), 0.0)
+    rms = float(np.sqrt((np.clip(table.log_ratio_K, -5.0, 5.0) ** 2).mean()))
+    size = f"{rms:.2g} nats a token"
+    if worst[0] > UNEVEN:
+        return False, f"{size}, uneven by {worst[1]} (x{worst[0]:.2g} at equal probability)"
+    if spread > _UNLIKE:
+        return False, f"{size}, uneven by sequence (their rates vary by {100 * spread:.0f} %)"
+    if ids > _OF_IDS:
+        return False, f"{size}, uneven by token id (which explains {100 * ids:.0f} % of it)"
+    by = f"at most x{worst[0]:.2g} by {worst[1]}" if worst[1] else "no part differs"
+    text = f"{size}, alike at equal probability: {by}, {100 * spread:.0f} % between sequences"
+    return True, text
+
+
+def _parts(case: Case) -> Iterator[tuple[str, list[Array]]]:
+    """The parts of each field: values of a label, quarters of a number; and violated slices."""
+    table = case.table
+    for name, (texts, code_K) in table.labels.items():
+        if len(texts) <= 1 / _PART:
+            yield name, [code_K == i for i, text in enumerate(texts) if text]
+    for name, column_K in table.numbers.items():
+        if name in ("outcome.token_id", "context.row"):
+            continue
+        known_K = ~np.isnan(column_K)
+        edges = np.unique(np.quantile(column_K[known_K], [0.25, 0.5, 0.75]))
+        bin_K = np.searchsorted(edges, column_K, side="right")
+        yield where({name: {"in": [0]}})[:-2], [known_K & (bin_K == b) for b in range(4)]
+    for match in case.violated:
+        inside_K = mask_of(match, table)
+        yield where(match), [inside_K, ~inside_K]
+
+
+def _spread(case: Case) -> float:
+    """The spread of the rates of sequences beyond what their tokens give, relative to the mean."""
+    table = case.table
+    _, code_K = np.unique(table.sequence_K, return_inverse=True)
+    x_Q, b_Q = (np.bincount(code_K, v) for v in (table.gap_K, case.base_K))
+    own_Q = np.bincount(code_K, (table.gap_K - case.base_K) ** 2)
+    n_Q = np.bincount(code_K)
+    some_Q = n_Q >= 8
+    if some_Q.sum() < 10:
+        return 0.0
+    mean = float(x_Q[some_Q].sum() / b_Q[some_Q].sum())
+    over = (x_Q - mean * b_Q)[some_Q]
+    beyond = float((over**2 - own_Q[some_Q]).sum() / (b_Q[some_Q] ** 2).sum())
+    return math.sqrt(max(beyond, 0.0)) / max(mean, 1e-9)
+
+
+# the decision between transforms
+
+
+def _accounts(
+    table: TokenTable, noise: float, fits: Mapping[str, Callable[..., Any]]
+) -> list[Account]:
+    chosen_K, tested_K = halves(table)
+    return accounts(table.taken(chosen_K), table.taken(tested_K), noise, fits)
+
+
+def _named(tried: Sequence[Account], case: Case) -> Found:
+    """The first transform that explains nearly as much as any; none where that is not clear.
+
+    They are in the order of their freedom: what has fewer parameters is preferred.
     """
-    resamples = _Resamples(table)
-    tv_K = shortfall(table.log_ratio_K)
-    slices = []
-    for rule, found in zip(explanation.rules, explanation.case.slices, strict=True):
-        outside_K = ~mask_of(found.match, table)
-        rest = resamples.mean(tv_K, outside_K)
-        slices.append(SliceAdvice(slice_text(rule), found.share, found.tokens, rest))
-    own = command(explanation.cause) if command is not None else ""
-    return Advice(
-        explanation.cause,
-        explanation.text,
-        tuple(slices),
-        explanation.experiment,
-        own or explanation.command,
-        REMEDIES[explanation.cause].switch,
-        resamples.mean(tv_K),
-        update_tokens,
-        _forecasts(table, resamples, max(update_tokens, 1)),
-    )
-
-
-class _Resamples:
-    """Resampled prompt groups of a table: how often each of them is in each resample."""
-
-    def __init__(self, table: TokenTable) -> None:
-        _, self._group_K = np.unique(table.group_K, return_inverse=True)
-        self.groups = int(self._group_K.max(initial=-1)) + 1
-        rng = np.random.default_rng(_SEED)
-        each = np.full(self.groups, 1 / self.groups)
-        resamples = max(_FEWEST_RESAMPLES, min(_RESAMPLES, _COUNTS // max(self.groups, 1)))
-        counts_RG = rng.multinomial(self.groups, each, size=resamples)
-        # the first row is the sample itself
-        self.counts_RG = np.vstack([np.ones((1, self.groups), dtype=np.int64), counts_RG])
-
-    def ratio(self, above_K: Array, below_K: Array) -> Array:
-        """Sum of one column over that of another, of the sample and of each resample, [1 + R]."""
-        sums = [np.bincount(self._group_K, of, self.groups) for of in (above_K, below_K)]
-        above_R, below_R = (self.counts_RG @ sum_G for sum_G in sums)
-        return np.divide(above_R, below_R, out=np.zeros_like(above_R), where=below_R > 0)
-
-    def mean(self, value_K: Array, of_K: Array | None = None) -> Estimate:
-        """The mean over some tokens."""
-        of_K = np.ones(len(value_K)) if of_K is None else of_K * 1.0
-        return self.estimate(self.ratio(value_K * of_K, of_K))
-
-    def estimate(self, value_R: Array) -> Estimate:
-        """The sample's value, and expanded percentiles of the resamples."""
-        n = self.groups
-        if n < _FEWEST:
-            return Estimate(float(value_R[0]))
-        reach = math.sqrt(n / (n - 1)) * student_t((1 + CONFIDENCE) / 2, n - 1)
-        out = NormalDist().cdf(-reach)
-        low, high = np.quantile(value_R[1:], [out, 1 - out])
-        return Estimate(float(value_R[0]), float(low), float(high))
-
-
-def _forecasts(
-    table: TokenTable, resamples: _Resamples, update_tokens: int
-) -> tuple[CorrectionForecast, ...]:
-    """What each correction leaves, smallest error first."""
-    columns = {
-        name: _columns(correction, table, resamples) for name, correction in CORRECTIONS.items()
-    }
-    errors = {
-        name: np.sqrt(np.maximum(bias_R, 0.0) ** 2 + square_R / update_tokens)
-        for name, (bias_R, _, square_R, _) in columns.items()
-    }
-    error_CR = np.stack([*errors.values()])
-    least_R = error_CR[:, 1:].min(axis=0)
-    best_C = (error_CR[:, 1:] <= least_R).mean(axis=1)
-    forecasts = [
-        CorrectionForecast(
-            name,
-            CORRECTIONS[name].text,
-            resamples.estimate(np.maximum(bias_R, 0.0)),
-            resamples.estimate(np.maximum(response_R, 0.0)),
-            resamples.estimate(np.sqrt(square_R)),
-            resamples.estimate(errors[name]),
-            resamples.estimate(masked_R),
-            float(best),
-        )
-        for (name, (bias_R, response_R, square_R, masked_R)), best in zip(
-            columns.items(), best_C, strict=True
-        )
+    best = max((one.share for one in tried), default=0.0)
+    enough = [
+        one
+        for one in tried
+        if one.share >= max(_least(one), best - _CLEARLY) and one.left <= case.remains
     ]
-    return tuple(sorted(forecasts, key=lambda one: one.error.value))
+    if not enough:
+        return Found(UNEXPLAINED, "")
+    first, *others = enough
+    text = f"{first.text}; it explains {100 * first.share:.0f} % of the gap above noise"
+    return Found(first.name, text, rival=others[0].name if others else "")
 
 
-def _columns(
-    correction: Correction, table: TokenTable, resamples: _Resamples
-) -> tuple[Array, Array, Array, Array]:
-    """Means of what a correction leaves, of the sample and of each resample, [1 + R]."""
-    starts = np.flatnonzero(np.diff(table.sequence_K, prepend=-1))
-    length_S = np.diff(np.append(starts, len(table)))
-    errors = token_errors(correction, table.log_ratio_K, length_S)
-    one_K, first_K = np.ones(len(table)), np.zeros(len(table))
-    first_K[starts] = 1.0
-    bias, square, masked = (
-        resamples.ratio(column_K, one_K)
-        for column_K in (errors.surrogate, errors.square, errors.masked)
+def _least(one: Account) -> float:
+    return _SETTING if one.name in ("temperature", "top_p") else EXPLAINS
+
+
+def _unexplained(
+    part: Sequence[FoundSlice],
+    share: float,
+    rest: float,
+    same: Sequence[str] = (),
+) -> Found:
+    """A place without a cause: where, how much, and what is likeliest there."""
+    place = where_of(part)
+    also = f", the same tokens as {' and '.join(same)}" if same else ""
+    first = _likeliest(part)
+    text = (
+        f"{100 * share:.0f} % of the gap above noise is in {place}{also}; "
+        f"the others have {rest:.2g}"
     )
-    at_first_K = np.zeros(len(table))
-    at_first_K[starts] = errors.response
-    return bias, resamples.ratio(at_first_K, first_K), square, masked
+    return Found(UNEXPLAINED, text, rival=first)
+
+
+def _likeliest(part: Sequence[FoundSlice]) -> str:
+    base, modulus = modulo(part[0].first[0])
+    if modulus is not None:
+        return "blocks"
+    if base.startswith(LABEL):
+        return "one_kind"
+    return {
+        "request.prompt_tokens": "padding",
+        "context.position": "template",
+        "context.length": "positions",
+        "context.turn": "turns",
+        "outcome.token_id": "vocabulary",
+        "outcome.from_end": "end_of_answer",
+        STEP: "steps",
+    }.get(base, "numerics")

@@ -1,335 +1,539 @@
-# Signatures: what the numbers of a gap look like, whatever its size.
+# The transforms of logprobs that may explain a gap, and the shape of a gap along an ordered field.
 #
-# A rate is the gap of some tokens over that of all tokens of about the same logprob, so that hard
-# tokens do not count as a place.
+# A transform is fitted to the tokens of some sequences, and judged on those of others: by what it
+# leaves of their gap.  Two kinds: a transform that predicts the other side's logprob leaves the gap
+# of its residual; a setting of the sampler, whose effect depends on probabilities that no record
+# has, leaves the gap to the nearest pair of logprobs that is possible under it.  Much is possible,
+# so what such a setting leaves is compared with what it leaves of the same gap with signs at
+# random, as noise has them.
 #
-# Axes: K tokens, Q sequences, B bins.
+# Axes: K tokens, Q sequences, A candidates of a parameter, B bins.
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from servanda.judgement.causes.token_table import Array, TokenTable
 
-# Transform: whether a sampler setting that only one side applies explains the difference.
-#
-# Two settings have a signature that kernel noise lacks.  A cut (top-p, top-k, min-p) that the
-# engine renormalises removes mass from the trainer's distribution, so the mean weight is below 1 by
-# that mass and hardly any weight exceeds 1.  A temperature changes log p to log p / T minus a
-# constant of the context, so the log ratio is linear in the engine's log p; that of the trainer
-# correlates with the log ratio for any noise.
-
-ENOUGH = 1000  # fewest tokens for a finding
-_FAR_NATS = math.log(2)
-_FAR_SHARE = 0.002  # share of tokens with a weight above 2: none for a cut, more for heavy tails
-_SIGMAS = 5.0
-_STEEPEST = 0.5  # |T - 1|: independent noise has a larger slope
-_EDGES_NATS = np.geomspace(1e-4, 20.0, 40)  # of bins of -log p
-
-
-class Transform:
-    """Sums over the tokens with both logprobs, of constant size."""
-
-    def __init__(self) -> None:
-        self.n = self.far = 0
-        self.above = self.below = self.squares = 0.0  # of (w - 1)^+, (1 - w)^+ and (w - 1)^2
-        # of each bin of log p_infer: tokens, and sums of x, d, xd, dd; x = log p, d = log ratio
-        self.bins = np.zeros((5, len(_EDGES_NATS) + 1))
-
-    def add(self, logp_train_N: Array, logp_infer_N: Array) -> None:
-        """Both logprobs of some tokens, nats; a train logprob may be -inf."""
-        d_N = logp_train_N - logp_infer_N
-        gap_N = np.expm1(np.minimum(d_N, 300.0))
-        self.n += len(d_N)
-        self.far += int((d_N > _FAR_NATS).sum())
-        self.above += float(np.maximum(gap_N, 0.0).sum())
-        self.below -= float(np.minimum(gap_N, 0.0).sum())
-        self.squares += float((gap_N * gap_N).sum())
-        known_N = np.isfinite(d_N)
-        x_K, d_K = logp_infer_N[known_N], d_N[known_N]
-        bin_K = np.searchsorted(_EDGES_NATS, -x_K)
-        for row, values_K in enumerate((None, x_K, d_K, x_K * d_K, d_K * d_K)):
-            self.bins[row] += np.bincount(bin_K, values_K, minlength=self.bins.shape[1])
-
-    def cut(self) -> tuple[float, float]:
-        """Mass of train that infer cannot sample, and the share of the difference it explains.
-
-        E w = 1 - mass, and E(1 - w)^+ = mass without noise.  (0, 0) where noise may be the reason.
-        """
-        if self.n < ENOUGH:
-            return 0.0, 0.0
-        mass = (self.below - self.above) / self.n
-        error = math.sqrt(self.squares / self.n / self.n)
-        if self.far > _FAR_SHARE * self.n or mass < _SIGMAS * error:
-            return 0.0, 0.0
-        return mass, mass * self.n / self.below if self.below else 0.0
-
-    def temperature(self) -> tuple[float, float]:
-        """The engine's temperature over the trainer's, and the share of the variance of d it has.
-
-        With x = log p_infer, d is (T - 1)(x + the entropy of the context) to first order, and
-        tokens come from infer, so that its variance over its covariance with x is T - 1, however
-        the entropies of contexts vary.  The share of the variance of d that lies between bins of
-        x is at most what T explains.  (1, 0) if unknown.
-        """
-        n, x, d, xd, dd = self.bins.sum(axis=1)
-        if n < ENOUGH:
-            return 1.0, 0.0
-        spread, slope = dd / n - (d / n) ** 2, xd / n - x / n * d / n
-        if not (spread > 0 and slope) or abs(b := spread / slope) > _STEEPEST:
-            return 1.0, 0.0
-        return 1 + b, self.between()
-
-    def between(self) -> float:
-        """The share of the variance of d that lies between bins of log p."""
-        n_B, _, d_B, *_ = self.bins
-        n, _, d, _, dd = self.bins.sum(axis=1)
-        if n < ENOUGH or not (spread := dd / n - (d / n) ** 2) > 0:
-            return 0.0
-        met_B = n_B > 0
-        return (float((d_B[met_B] ** 2 / n_B[met_B]).sum()) / n - (d / n) ** 2) / spread
+ENOUGH = 200  # fewest tokens of a fit, and of its test
+_TEMPERATURES = np.exp(np.linspace(math.log(0.3), math.log(3.0), 93))
+_FARTHEST = 2.5  # a temperature beyond it does not exist in practice, and much is possible under it
+_APART = 0.5  # of its logarithm, from what the moments have
+_SPREAD = 1.15  # of temperatures that differ
+_BETTER = 0.6  # of what one temperature leaves: several are better
+_NEAR = 1.1  # of the least that any temperature leaves
+_COARSE = np.exp(np.linspace(-0.9, 0.9, 19))  # for single sequences
+_ALIKE = 0.03  # of the logarithm of a temperature: smaller changes are none
+_LEAST_MASS = 0.3  # that a cut keeps: a top-p or top-k below it does not exist in practice
+_LAGS = (1, -1, 2, -2, 3, -3)
+_UNITS = {"bits (log2)": math.log(2), "log10": math.log(10)}
+_UNIT_APART, _UNIT_ALIKE = 0.05, 0.02
+_OTHER_FACTOR = 0.05  # share of the gap that any other factor leaves
+_DECIMALS = (1.0, 0.5, 0.25, 0.1, 0.05, 0.01, 0.005, 0.001, *(2.0**-k for k in range(3, 9)))
+_ON_GRID = 0.98  # share of the values
+_AT_BOUND = 0.002  # share of the tokens with one value, the lowest or the highest
+_CONSTANT = 0.8
+_PENALTY_Z = 1.0, 3.0  # standard errors of the mean weights of repeated and of other tokens
+_LIKE = 0.3  # of the gap of unrelated tokens: distributions that are alike
+_BINS, _PRIOR = 40, 5.0
+_RARE, _FAR = 0.1, 3.0  # share of the tokens; times the gap that the others reach
 
 
-WORST = 0.3  # share of the tokens, in the sequences with the largest rate
-_FAR = 0.01  # share of the tokens that make the tail
-_FEW = 30  # fewest tokens of a rate
-_QUARTERS = 4
-_IDS = 5  # fewest tokens of an id in each half
+class Account(NamedTuple):
+    """What a transform explains.
+
+    Args:
+        share: of the gap above noise, on tokens that did not choose its parameter, 0 to 1.
+        left: mean gap that it leaves.
+        text: the transform with its parameter.
+    """
+
+    name: str
+    share: float
+    left: float
+    text: str
+
+
+Fit = Callable[[TokenTable, TokenTable], "tuple[Array, str] | None"]
+
+
+def gap(log_ratio_K: Array) -> Array:
+    """|p - q| / (p + q) of log p - log q, nats."""
+    return np.abs(np.tanh(log_ratio_K / 2))
+
+
+def accounts(
+    chosen: TokenTable, tested: TokenTable, noise: float, fits: Mapping[str, Fit]
+) -> list[Account]:
+    """What each transform explains, in the given order; those that cannot be fitted are left out.
+
+    Args:
+        noise: mean gap of tokens without a fault.
+    """
+    if min(len(chosen), len(tested)) < ENOUGH:
+        return []
+    whole = float(tested.gap_K.mean())
+    if whole <= noise:
+        return []
+    tried: list[tuple[str, float, float, str]] = []
+    for name, fit in fits.items():
+        if (fitted := fit(chosen, tested)) is None:
+            continue
+        usual = whole
+        if fit in _POSSIBLE:
+            at_random = fit(_at_random(chosen, 1), _at_random(tested, 2))
+            usual = whole if at_random is None else float(at_random[0].mean())
+        tried.append((name, float(fitted[0].mean()), usual, fitted[1]))
+    # noise is no more than what the best of them leaves, of which a setting hides about half
+    noise = min([noise, *(2 * left for _, left, *_ in tried)])
+    found = []
+    for name, left, usual, text in tried:
+        own = noise * usual / whole  # what noise leaves
+        share = 1 - max(left - own, 0.0) / (usual - own) if usual > own else 0.0
+        cause = "temperature" if name == _BY_SEQUENCE else name
+        found.append(Account(cause, max(share, 0.0), left, text))
+    return found
+
+
+def _at_random(table: TokenTable, seed: int) -> TokenTable:
+    """The same tokens, with the sign of each log ratio at random."""
+    sign_K = np.random.default_rng(seed).choice([-1.0, 1.0], len(table))
+    known_K = np.isfinite(table.log_ratio_K)
+    train_K = np.where(known_K, table.infer_K + sign_K * table.log_ratio_K, table.train_K)
+    return replace(table, train_K=train_K)
+
+
+# transforms that predict the other side's logprob
+
+
+def _constant(_: TokenTable, tested: TokenTable) -> tuple[Array, str] | None:
+    for side, logp_K in (("engine", tested.infer_K), ("trainer", tested.train_K)):
+        value, n = np.unique(logp_K[np.isfinite(logp_K)], return_counts=True)
+        if not len(n) or n.max() < _CONSTANT * len(tested):
+            continue
+        most = float(value[n.argmax()])
+        share = 100 * n.max() / len(tested)
+        text = f"the {side}'s logprob is {most:g} at {share:.0f} % of these tokens"
+        return np.where(logp_K == most, 0.0, tested.gap_K), text
+    return None
+
+
+def _shift(chosen: TokenTable, tested: TokenTable) -> tuple[Array, str] | None:
+    best = min(_LAGS, key=lambda lag: _lagged(chosen, lag).mean())
+    return _lagged(tested, best), f"each token has the engine's logprob of the token {best:+d}"
+
+
+def _lagged(table: TokenTable, lag: int) -> Array:
+    """The gap to the engine's logprob of another token of the sequence; else what these have."""
+    at_K = np.arange(len(table)) + lag
+    inside_K = (at_K >= 0) & (at_K < len(table))
+    at_K = np.where(inside_K, at_K, 0)
+    inside_K &= table.sequence_K[at_K] == table.sequence_K
+    if 2 * inside_K.sum() < len(table):  # tokens without their neighbours
+        return table.gap_K
+    left_K = gap(table.train_K - table.infer_K[at_K])
+    return np.where(inside_K, left_K, left_K[inside_K].mean())
+
+
+def _unit(chosen: TokenTable, tested: TokenTable) -> tuple[Array, str] | None:
+    some_K = (chosen.infer_K < -0.1) & np.isfinite(chosen.train_K)
+    if some_K.sum() < ENOUGH:
+        return None
+    factor = float(np.median(chosen.train_K[some_K] / chosen.infer_K[some_K]))
+    if not factor > 0 or abs(math.log(factor)) < _UNIT_APART:
+        return None
+    text = ""
+    for name, of in _UNITS.items():
+        for side, known in (("engine", of), ("trainer", 1 / of)):
+            if abs(math.log(factor / known)) < _UNIT_ALIKE:
+                factor, text = known, f"the {side} writes {name} instead of nats"
+    left_K = gap(tested.train_K - factor * tested.infer_K)
+    if not text:
+        if left_K.mean() > _OTHER_FACTOR * tested.gap_K.mean():
+            return None
+        text = f"the trainer's logprobs are {factor:.4g} times the engine's"
+    return left_K, text
+
+
+def _rounding(chosen: TokenTable, tested: TokenTable) -> tuple[Array, str] | None:
+    for side in ("infer", "train"):
+        logp_K = getattr(chosen, f"{side}_K")
+        for form in ("logprobs", "probabilities"):
+            of = (lambda x: x) if form == "logprobs" else np.exp
+            value_K = of(logp_K[np.isfinite(logp_K)])
+            for step in _DECIMALS:
+                if (np.abs(value_K / step - np.rint(value_K / step)) < 1e-4).mean() < _ON_GRID:
+                    continue
+                own_K = of(getattr(tested, f"{side}_K"))
+                low_K, high_K = own_K - step / 2, own_K + step / 2
+                if form == "probabilities":
+                    low_K, high_K = np.log(np.maximum(low_K, 1e-45)), np.log(high_K)
+                other_K = tested.train_K if side == "infer" else tested.infer_K
+                away_K = np.maximum(np.maximum(low_K - other_K, other_K - high_K), 0.0)
+                who = "engine" if side == "infer" else "trainer"
+                return gap(away_K), f"the {who}'s {form} are multiples of {step:g}"
+    return None
+
+
+def _clamp(chosen: TokenTable, tested: TokenTable) -> tuple[Array, str] | None:
+    best: tuple[float, str, Callable[[TokenTable], Array]] | None = None
+    for side in ("infer", "train"):
+        who = "engine" if side == "infer" else "trainer"
+        logp_K = getattr(chosen, f"{side}_K")
+        other = "train_K" if side == "infer" else "infer_K"
+        known_K = logp_K[np.isfinite(logp_K)]
+        if not len(known_K):
+            continue
+        for way, bound in (("below", float(known_K.min())), ("above", float(known_K.max()))):
+            if (known_K == bound).mean() < _AT_BOUND or bound == 0:
+                continue
+
+            def left(
+                of: TokenTable,
+                side: str = side,
+                other: str = other,
+                at: float = bound,
+                way: str = way,
+            ) -> Array:
+                cut_K = getattr(of, f"{side}_K") == at
+                beyond_K = getattr(of, other)
+                cut_K &= beyond_K <= at if way == "below" else beyond_K >= at
+                return np.where(cut_K, 0.0, of.gap_K)
+
+            mean = float(left(chosen).mean())
+            if best is None or mean < best[0]:
+                text = f"the {who}'s logprobs {way} {bound:.4g} are written as {bound:.4g}"
+                best = mean, text, left
+    return None if best is None else (best[2](tested), best[1])
+
+
+def _other_tokens(_: TokenTable, tested: TokenTable) -> tuple[Array, str] | None:
+    """Of other tokens: a pair is as far apart as two that were put together at random."""
+    known_K = np.isfinite(tested.train_K)
+    if known_K.sum() < ENOUGH:
+        return None
+    train_K, infer_K = tested.train_K[known_K], tested.infer_K[known_K]
+    if not (train_K.std() and infer_K.std()):
+        return None
+    order = np.random.default_rng(0).permutation(len(train_K))
+    drawn = float(gap(train_K - infer_K[order]).mean())
+    # both are logprobs of tokens of one model, so that their distributions agree
+    apart = float(gap(np.sort(train_K) - np.sort(infer_K)).mean())
+    r = float(np.corrcoef(train_K, infer_K)[0, 1])
+    if not drawn or apart > _LIKE * drawn:
+        return None
+    # the share of a random pair's gap; what a correlation leaves is not explained
+    share = max(0.0, 1 - max(r, 0.0) * 2) * min(float(tested.gap_K.mean()) / drawn, 1.0)
+    text = f"the two sides are as far apart as on unrelated tokens (correlation {r:.2f})"
+    return tested.gap_K * (1 - share), text
+
+
+# settings of the sampler, whose effect depends on the probabilities of the other tokens
+
+
+def _beyond(power: float | Array, table: TokenTable, size: int) -> Array:
+    """The gap to the nearest log ratio that a temperature can give, [..., K].
+
+    Under it p_train(v) is q(v)^a / S of the engine's probabilities q, and S = sum of q^a has
+    bounds: the other tokens share the mass 1 - q(token) in some way.
+
+    Args:
+        power: a, the engine's temperature over the trainer's; broadcasts against [K].
+    """
+    x_K = table.infer_K
+    q_K, rest_K = np.exp(x_K), np.maximum(-np.expm1(x_K), 1e-12)
+    one = q_K**power + rest_K**power  # one other token has all of the rest
+    even = q_K**power + rest_K**power * float(max(size - 1, 1)) ** (1 - power)
+    ends = np.log(one), np.log(even)
+    center = (power - 1) * x_K
+    low, high = center - np.maximum(*ends), center - np.minimum(*ends)
+    d_K = table.log_ratio_K
+    return gap(np.maximum(np.maximum(low - d_K, d_K - high), 0.0))
+
+
+def _size(*tables: TokenTable) -> int:
+    return max(int(table.token_K.max(initial=0)) for table in tables) + 1
+
+
+def _temperature(chosen: TokenTable, tested: TokenTable) -> tuple[Array, str] | None:
+    size = _size(chosen, tested)
+    some = chosen if len(chosen) <= 20_000 else chosen.taken(np.arange(len(chosen)) % 8 == 0)
+    powers = [moment := _moment(chosen), *_TEMPERATURES]
+    lefts = [float(_beyond(a, some, size).mean()) for a in powers]
+    near = lefts[0] <= _NEAR * min(lefts)
+    a = float(powers[0 if near else int(np.argmin(lefts))])
+    away = abs(math.log(a) - math.log(moment))
+    if abs(math.log(a)) < _ALIKE or away > _APART * abs(math.log(a)):
+        return None
+    left_K = _beyond(a, tested, size)
+    return left_K, f"the engine's is about {a:.2f} times the trainer's"
+
+
+def _moment(table: TokenTable) -> float:
+    """The engine's temperature over the trainer's, T, as the moments have it; 1 if unknown.
+
+    With x = log p_infer, the log ratio d is (T - 1)(x + the entropy of the context) to first
+    order, and tokens come from the engine, so that its variance over its covariance with x is
+    T - 1, however the entropies of contexts vary.
+    """
+    known_K = np.isfinite(table.log_ratio_K)
+    x_K, d_K = table.infer_K[known_K], table.log_ratio_K[known_K]
+    if len(x_K) < ENOUGH or not (covariance := float(np.cov(x_K, d_K)[0, 1])):
+        return 1.0
+    moment = 1 + float(d_K.var()) / covariance
+    return moment if 1 / _FARTHEST < moment < _FARTHEST else 1.0
+
+
+def _temperatures(chosen: TokenTable, tested: TokenTable) -> tuple[Array, str] | None:
+    """One of each sequence: every other token chooses, the rest are judged."""
+    first_K = np.arange(len(tested)) % 2 == 0
+    half, other = tested.taken(first_K), tested.taken(~first_K)
+    size, sequences = _size(chosen, tested), int(tested.sequence_K.max()) + 1
+    left_AQ = np.stack(
+        [np.bincount(half.sequence_K, _beyond(a, half, size), sequences) for a in _COARSE]
+    )
+    at_Q = left_AQ.argmin(axis=0)
+    a_Q = _COARSE[at_Q]
+    left_K = _beyond(a_Q[other.sequence_K], other, size)
+    one = min(float(_beyond(a, other, size).mean()) for a in _COARSE)
+    if not len(other) or left_K.mean() > _BETTER * one:  # one temperature does nearly as well
+        return None
+    low, high = np.quantile(a_Q[np.unique(tested.sequence_K)], [0.1, 0.9])
+    if high < _SPREAD * low:
+        return None
+    text = f"it differs by sequence: {low:.2f} to {high:.2f} times the trainer's"
+    return left_K, text
+
+
+def _cut(_: TokenTable, tested: TokenTable) -> tuple[Array, str] | None:
+    """A cut takes mass away and multiplies the rest alike: log p - log q = log(mass kept) <= 0."""
+    d_K = tested.log_ratio_K
+    mass = max(-float(np.expm1(np.minimum(d_K, 300.0)).mean()), 1e-9)
+    text = (
+        f"the engine cannot sample {100 * mass:.2g} % of the trainer's mass and renormalises the "
+        f"rest: a top-p of at most {_rest(mass)}, a top-k or a min-p"
+    )
+    return gap(np.maximum(np.maximum(d_K, math.log(_LEAST_MASS) - d_K), 0.0)), text
+
+
+def _rest(mass: float) -> str:
+    """1 - x, with enough digits to differ from 1.
+
+    >>> _rest(0.1), _rest(0.003), _rest(3e-6)
+    ('0.9', '0.997', '0.999997')
+    """
+    digits = max(1, 1 - math.floor(math.log10(mass)))
+    return f"{1 - mass:.{digits}f}".rstrip("0")
+
+
+def _penalty(chosen: TokenTable, tested: TokenTable) -> tuple[Array, str] | None:
+    """Tokens that were sampled before lose mass to all others, or take it from them.
+
+    The mean weight p/q of tokens whose set is known before they are drawn is P(set)/Q(set).
+    """
+    again_K = chosen.repeated_K
+    if min(again_K.sum(), (~again_K).sum()) < ENOUGH / 4:
+        return None
+    (again, again_z), (other, other_z) = (_mean_weight(chosen, of) for of in (again_K, ~again_K))
+    sign = 1.0 if again > 1 else -1.0
+    if sign * again_z < _PENALTY_Z[0] or -sign * other_z < _PENALTY_Z[1]:
+        return None
+    d_K, least = sign * tested.log_ratio_K, math.log(_LEAST_MASS)
+    left_K = np.where(tested.repeated_K, 0.0, gap(np.maximum(np.maximum(d_K, least - d_K), 0.0)))
+    way = "less" if sign > 0 else "more"
+    text = (
+        f"the engine draws tokens that a response repeats {way} often than the trainer would "
+        f"(mean weight {again:.3f}), and all others {'more' if sign > 0 else 'less'} ({other:.3f})"
+    )
+    return left_K, text
+
+
+def _mean_weight(table: TokenTable, of_K: Array) -> tuple[float, float]:
+    """Mean of p_train / p_infer, cut at 5, and its distance from 1 in standard errors."""
+    weight_K = np.exp(np.minimum(table.log_ratio_K[of_K], math.log(5.0)))
+    error = float(weight_K.std()) / math.sqrt(len(weight_K))
+    return float(weight_K.mean()), float(weight_K.mean() - 1) / max(error, 1e-9)
+
+
+# transforms with many parameters
+
+
+def _means(code_K: Array, value_K: Array, size: int) -> Array:
+    n = np.bincount(code_K, minlength=size)
+    return np.bincount(code_K, value_K, size) / (n + _PRIOR)
+
+
+def _of_logp(chosen: TokenTable, tested: TokenTable) -> tuple[Array, str] | None:
+    edges = np.unique(np.quantile(chosen.infer_K, np.arange(1, _BINS) / _BINS))
+    ratio_K = np.clip(chosen.log_ratio_K, -5.0, 5.0)
+    mean_B = _means(np.searchsorted(edges, chosen.infer_K), ratio_K, _BINS)
+    left_K = gap(tested.log_ratio_K - mean_B[np.searchsorted(edges, tested.infer_K)])
+    return left_K, "the log ratio is a function of the logprob"
+
+
+def _of_ids(chosen: TokenTable, tested: TokenTable) -> tuple[Array, str] | None:
+    if (chosen.token_K < 0).all():
+        return None
+    size = _size(chosen, tested)
+    ratio_K = np.clip(chosen.log_ratio_K, -5.0, 5.0)
+    mean_V = _means(np.maximum(chosen.token_K, 0), ratio_K, size)
+    left_K = gap(tested.log_ratio_K - mean_V[np.maximum(tested.token_K, 0)])
+    return left_K, "each token id has its own log ratio"
+
+
+def _few(chosen: TokenTable, tested: TokenTable) -> tuple[Array, str] | None:
+    """Few tokens anywhere with most of the gap, beyond what the body of the others reaches."""
+    far = _FAR * float(np.quantile(chosen.gap_K, 1 - _RARE))
+    few_K = tested.gap_K > far
+    share = float(few_K.mean())
+    near = float((tested.gap_K > far / 2).mean()) - share
+    if not 0 < share <= _RARE or near > share:  # a tail, and no second population
+        return None
+    text = f"{100 * share:.2g} % of the tokens, in all sequences and places, have it"
+    return np.where(few_K, 0.0, tested.gap_K), text
+
+
+EXACT: Mapping[str, Fit] = {
+    "missing_data": _constant,
+    "shift": _shift,
+    "unit": _unit,
+    "rounding": _rounding,
+    "clamp": _clamp,
+    "other_tokens": _other_tokens,
+}
+SETTINGS: Mapping[str, Fit] = {
+    "top_p": _cut,
+    "temperature": _temperature,
+    "penalty": _penalty,
+}
+_BY_SEQUENCE = "temperature by sequence"
+_POSSIBLE = (*SETTINGS.values(), _temperatures)
+TRANSFORMS: Mapping[str, Fit] = EXACT | SETTINGS | {_BY_SEQUENCE: _temperatures}
+FLEXIBLE: Mapping[str, Fit] = {"softcap": _of_logp, "head": _of_ids, "routing": _few}
+
+
+# The shape of a gap along an ordered field: the step, a position, an age.
+
+
+_MOST_BINS = 12
+_FEW = 30  # fewest tokens of a bin
+_CLEAR = 6.0  # of the squared errors, between a jump and a ramp
 
 
 @dataclass(frozen=True)
-class Signatures:
-    """The measured numbers of a gap; None where the record cannot give one.
+class Shape:
+    """How the rate of a gap runs along a field.
+
+    A rate is the gap of some tokens over that of all tokens of about the same logprob.
 
     Args:
-        tokens, sequences, steps: how many.
-        gap: mean |p - q| / (p + q); rms: of the log ratio, cut at 5 nats.
-        cut, cut_share: see `Transform.cut`; temperature, temperature_share: see there.
-        curve: share of the variance of the log ratio that is a function of the logprob.
-        tail: share of the gap in the hundredth of the tokens with the largest.
-        concentration: share of the gap in the worst sequences with 30 % of a step's tokens.
-        first: rate of the first step over that of the last third; first_gap: its gap.
-        first_step: its number.
-        growth: rate of the last third of the steps over that of the first third.
-        uneven: largest rate of a step over the smallest.
-        growth_z: the same, in standard errors over the sequences, of the logarithm.
-        start: rate of the first four response tokens over that of the others.
-        turn_start: rate of the first three tokens of later turns over that of the others.
-        length: rate in the last quarter of context lengths over that in the first.
-        length_z: the trend of the rate over the quarters, in standard errors.
-        equal: share of log ratios that are exactly 0.
-        zeros: share of the gap in tokens whose sampler's logprob is exactly 0.
-        ids: share of the variance of the log ratio that ids explain, from two halves.
-        repeated: mean log ratio of repeated tokens above that of others, in standard errors.
-        repeated_share: share of the variance that it explains.
-        stale: rate of tokens of older weights over that of the current ones.
+        kind: flat, a jump at one value, or a ramp; "unclear" where a jump and a ramp fit alike.
+        edge: first value after the jump; above: whether the larger rate comes after it.
+        times: the larger rate of the shape over the smaller.
+        start: rate at the beginning over that at the end.
+        z: of the ramp, in standard errors.
+        first, last: value of the first and of the last bin.
     """
 
-    tokens: int
-    sequences: int
-    steps: int
-    gap: float
-    rms: float
-    cut: float
-    cut_share: float
-    temperature: float
-    temperature_share: float
-    curve: float
-    tail: float
-    concentration: float
-    first: float | None
-    first_gap: float | None
-    first_step: int
-    growth: float | None
-    growth_z: float | None
-    uneven: float | None
-    start: float | None
-    turn_start: float | None
-    length: float | None
-    length_z: float | None
-    equal: float
-    zeros: float
-    ids: float | None
-    repeated: float | None
-    repeated_share: float | None
-    stale: float | None
+    kind: Literal["flat", "jump", "ramp", "unclear"]
+    edge: float
+    above: bool
+    times: float
+    start: float
+    z: float
+    first: float
+    last: float
 
 
-def signatures_of(table: TokenTable) -> Signatures:
-    """The signatures of a table."""
-    all_K = np.ones(len(table), dtype=bool)
-    base_K = table.expected(all_K)
-    transform = Transform()
-    transform.add(table.train_K, table.infer_K)
-    cut, cut_share = transform.cut()
-    temperature, temperature_share = transform.temperature()
-    ratio_K = np.clip(table.log_ratio_K, -5.0, 5.0)
-    first, first_gap, growth, growth_z, uneven = _over_steps(table, base_K)
-    repeated, repeated_share = _repeated(table, ratio_K)
-    position_K = table.numbers["context.position"]
-    far = max(1, round(_FAR * len(table.gap_K)))
-    return Signatures(
-        len(table),
-        len(np.unique(table.sequence_K)),
-        len(np.unique(table.step_K)),
-        float(table.gap_K.mean()),
-        float(np.sqrt((ratio_K**2).mean())),
-        cut,
-        cut_share,
-        temperature,
-        temperature_share,
-        transform.between(),
-        float(np.partition(table.gap_K, -far)[-far:].sum() / max(table.gap_K.sum(), 1e-300)),
-        _concentration(table, base_K),
-        first,
-        first_gap,
-        int(table.step_K.min()),
-        growth,
-        growth_z,
-        uneven,
-        _ratio(table, base_K, position_K < 4),
-        _turn_start(table, base_K),
-        *_by_length(table, base_K),
-        float((table.log_ratio_K == 0).mean()),
-        float(table.gap_K[table.infer_K == 0].sum() / max(table.gap_K.sum(), 1e-300)),
-        _ids(table, ratio_K),
-        repeated,
-        repeated_share,
-        _stale(table, base_K),
+def shape_of(table: TokenTable, column_K: Array, of_K: Array | None = None) -> Shape | None:
+    """The shape along a column of numbers; None with fewer than three values.
+
+    Args:
+        of_K: mask of the tokens that are looked at.
+    """
+    known_K = ~np.isnan(column_K)
+    if of_K is not None:
+        known_K &= of_K
+    base_K = table.expected(known_K) if known_K.any() else table.gap_K
+    bins = [*_binned(table, column_K, known_K, base_K)]
+    if len(bins) < 3:
+        return None
+    at, rate, error = (np.array(column) for column in zip(*bins, strict=True))
+    weight = 1 / np.maximum(error, 1e-3 * max(rate.max(), 1e-9)) ** 2
+
+    def rest(fitted: Array) -> float:
+        return float((weight * (rate - fitted) ** 2).sum())
+
+    mean = float((weight * rate).sum() / weight.sum())
+    flat = rest(np.full(len(rate), mean))
+    center = float((weight * at).sum() / weight.sum())
+    spread = float((weight * (at - center) ** 2).sum())
+    slope = float((weight * (at - center) * rate).sum() / spread) if spread else 0.0
+    line = mean + slope * (at - center)
+    ramp, z = rest(line), slope * math.sqrt(spread)
+    jumps = [*_jumps(rate, weight)]
+    edge, levels = min(jumps, key=lambda one: rest(one[1]))
+    jump = rest(levels)
+    ends = max(float(line[0]), 1e-9), max(float(line[-1]), 1e-9)
+    stepped = float(levels[-1]), float(levels[0])
+    kind: Literal["flat", "jump", "ramp", "unclear"]
+    if flat - min(ramp, jump) < 9.0:
+        kind = "flat"
+    elif abs(ramp - jump) < _CLEAR:
+        kind = "unclear"
+    else:
+        kind = "ramp" if ramp < jump else "jump"
+    pair = stepped if kind == "jump" else (ends[1], ends[0])
+    times = max(pair) / max(min(pair), 1e-3 * max(pair))
+    return Shape(
+        kind,
+        float(at[edge]),
+        stepped[0] > stepped[1],
+        times,
+        ends[0] / ends[1],
+        z,
+        float(at[0]),
+        float(at[-1]),
     )
 
 
-def _rate(table: TokenTable, base_K: Array, of_K: Array) -> float | None:
-    if of_K.sum() < _FEW:
-        return None
-    return float(table.gap_K[of_K].sum() / max(base_K[of_K].sum(), 1e-300))
+def _jumps(rate: Array, weight: Array) -> Iterator[tuple[int, Array]]:
+    for edge in range(1, len(rate)):
+        parts = slice(None, edge), slice(edge, None)
+        low, high = (float((weight[p] * rate[p]).sum() / weight[p].sum()) for p in parts)
+        yield edge, np.where(np.arange(len(rate)) < edge, low, high)
 
 
-def _ratio(table: TokenTable, base_K: Array, of_K: Array) -> float | None:
-    """The rate of some tokens over that of the others."""
-    inside, outside = _rate(table, base_K, of_K), _rate(table, base_K, ~of_K)
-    if inside is None or not outside:
-        return None
-    return inside / outside
+def _binned(
+    table: TokenTable, column_K: Array, of_K: Array, base_K: Array
+) -> Iterator[tuple[float, float, float]]:
+    """Value, rate and its standard error over sequences, of each bin."""
+    value = np.unique(column_K[of_K])
+    if len(value) <= _MOST_BINS:
+        edges = value[1:]
+    else:
+        edges = np.unique(np.quantile(column_K[of_K], np.arange(1, _MOST_BINS) / _MOST_BINS))
+    bin_K = np.searchsorted(edges, column_K, side="right")
+    for b in range(len(edges) + 1):
+        own_K = of_K & (bin_K == b)
+        if own_K.sum() < _FEW:
+            continue
+        rate, error = rate_of(table, base_K, own_K)
+        yield float(column_K[own_K].mean() if len(value) > _MOST_BINS else value[b]), rate, error
 
 
-def _concentration(table: TokenTable, base_K: Array) -> float:
-    """Within steps: where a gap grows, the sequences of late steps are not few odd ones."""
-    _, first_Q, code_K = np.unique(table.sequence_K, return_index=True, return_inverse=True)
-    x_Q, b_Q, n_Q = (np.bincount(code_K, of_K) for of_K in (table.gap_K, base_K, None))
-    step_Q, worst = table.step_K[first_Q], 0.0
-    for step in np.unique(step_Q):
-        x_P, b_P, n_P = (column[step_Q == step] for column in (x_Q, b_Q, n_Q))
-        order = np.argsort(-x_P / b_P, kind="stable")
-        before_P = n_P[order].cumsum() - n_P[order]
-        part_P = np.clip((WORST * n_P.sum() - before_P) / n_P[order], 0, 1)
-        worst += float(part_P @ x_P[order])
-    return worst / max(float(x_Q.sum()), 1e-300)
-
-
-def _over_steps(table: TokenTable, base_K: Array) -> tuple[float | None, ...]:
-    """first, first_gap, growth, growth_z and uneven."""
-    steps = np.unique(table.step_K)
-    if len(steps) < 3:
-        return None, None, None, None, None
-    third = max(1, len(steps) // 3)
-    early_K, late_K = table.step_K < steps[third], table.step_K >= steps[-third]
-    first_K = table.step_K == steps[0]
-    begin, early, late = (_rate(table, base_K, of) for of in (first_K, early_K, late_K))
-    if begin is None or not early or not late:
-        return None, None, None, None, None
-    error = math.hypot(*(_log_error(table, base_K, of) for of in (early_K, late_K)))
-    growth = late / early
-    z = math.log(growth) / error if error else None
-    rates = [r for step in steps if (r := _rate(table, base_K, table.step_K == step))]
-    return begin / late, float(table.gap_K[first_K].mean()), growth, z, max(rates) / min(rates)
-
-
-def _log_error(table: TokenTable, base_K: Array, of_K: Array) -> float:
-    """The standard error of the logarithm of a rate, over sequences."""
+def rate_of(table: TokenTable, base_K: Array, of_K: Array) -> tuple[float, float]:
+    """The gap of some tokens over the expected one, and its standard error over sequences."""
     _, code_M = np.unique(table.sequence_K[of_K], return_inverse=True)
     x_Q = np.bincount(code_M, table.gap_K[of_K])
     b_Q = np.bincount(code_M, base_K[of_K])
-    rate = x_Q.sum() / max(b_Q.sum(), 1e-300)
-    return float(np.sqrt(((x_Q - rate * b_Q) ** 2).sum()) / max(x_Q.sum(), 1e-300))
-
-
-def _turn_start(table: TokenTable, base_K: Array) -> float | None:
-    turn_K = table.numbers.get("context.turn")
-    at_K = table.numbers.get("context.turn_position")
-    if turn_K is None or at_K is None:
-        return None
-    return _ratio(table, base_K, (turn_K > 1) & (at_K < 3))
-
-
-def _by_length(table: TokenTable, base_K: Array) -> tuple[float | None, float | None]:
-    """length and length_z."""
-    length_K = table.numbers.get("context.length")
-    if length_K is None:
-        length_K = table.numbers["context.position"] + table.numbers["request.prompt_tokens"]
-    edges = np.quantile(length_K, np.arange(1, _QUARTERS) / _QUARTERS)
-    quarter_K = np.searchsorted(edges, length_K, side="right")
-    rates = [_rate(table, base_K, quarter_K == q) for q in range(_QUARTERS)]
-    known = [(q, r) for q, r in enumerate(rates) if r]
-    if len(known) < _QUARTERS:
-        return None, None
-    low, high = known[0][1], known[-1][1]
-    error = math.hypot(*(_log_error(table, base_K, quarter_K == q) for q in (0, _QUARTERS - 1)))
-    return high / low, math.log(high / low) / error if error else None
-
-
-def _ids(table: TokenTable, ratio_K: Array) -> float | None:
-    """The share of the variance that an id's mean has, from the covariance of two halves."""
-    if (table.token_K < 0).all():
-        return None
-    n_B = np.bincount(table.bin_K)
-    mean_B = np.bincount(table.bin_K, ratio_K) / np.maximum(n_B, 1)
-    centred_K = ratio_K - mean_B[table.bin_K]
-    half_K = table.sequence_K % 2 == 0
-    sums, counts = [], []
-    size = int(table.token_K.max()) + 1
-    for of_K in (half_K, ~half_K):
-        at = table.token_K[of_K]
-        counts.append(np.bincount(at, minlength=size))
-        sums.append(np.bincount(at, centred_K[of_K], minlength=size))
-    met = (counts[0] >= _IDS) & (counts[1] >= _IDS)
-    if met.sum() < _IDS:
-        return None
-    means = [s[met] / c[met] for s, c in zip(sums, counts, strict=True)]
-    weight = np.minimum(counts[0][met], counts[1][met])
-    covariance = float((weight * means[0] * means[1]).sum() / weight.sum())
-    inside_K = np.isin(table.token_K, np.flatnonzero(met))
-    variance = float(centred_K[inside_K].var())
-    return covariance / variance if variance else 0.0
-
-
-def _repeated(table: TokenTable, ratio_K: Array) -> tuple[float | None, float | None]:
-    """repeated and repeated_share, at the same logprob."""
-    again_K = table.repeated_K
-    if min(again_K.sum(), (~again_K).sum()) < _FEW:
-        return None, None
-    n_B, m_B = (np.bincount(table.bin_K[of_K], minlength=16) for of_K in (again_K, ~again_K))
-    sum_B, other_B = (
-        np.bincount(table.bin_K[of_K], ratio_K[of_K], minlength=16) for of_K in (again_K, ~again_K)
-    )
-    met_B = (n_B >= 5) & (m_B >= 5)
-    if not met_B.any():
-        return None, None
-    weight_B = n_B[met_B] * m_B[met_B] / (n_B + m_B)[met_B]
-    apart_B = sum_B[met_B] / n_B[met_B] - other_B[met_B] / m_B[met_B]
-    shift = float((weight_B * apart_B).sum() / weight_B.sum())
-    spread = float(ratio_K.std())
-    if not spread:
-        return None, None
-    share = float((weight_B * apart_B**2).sum() / len(ratio_K)) / spread**2
-    return shift / spread * math.sqrt(float(weight_B.sum())), share
-
-
-def _stale(table: TokenTable, base_K: Array) -> float | None:
-    age_K = table.numbers.get("outcome.staleness")
-    if age_K is None or np.isnan(age_K).all():
-        return None
-    return _ratio(table, base_K, age_K > 0)
+    whole = max(float(b_Q.sum()), 1e-300)
+    rate = float(x_Q.sum()) / whole
+    few = len(x_Q) / max(len(x_Q) - 1, 1)
+    error = math.sqrt(few * float(((x_Q - rate * b_Q) ** 2).sum())) / whole
+    return rate, error if len(x_Q) > 1 else rate

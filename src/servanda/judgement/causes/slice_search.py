@@ -1,11 +1,12 @@
 # Slice search: the few slices of tokens that explain a gap, found without being named.
 #
-# Prompt groups are divided into two parts before anything is examined.  The first part chooses: a
-# greedy search over one or two conditions, for the slice that separates tokens best.  The second
-# tests each chosen slice once, by a bounded e-value over its groups.  Tokens are compared with
-# others of about the same logprob: rare tokens differ more between any two kernels.
+# The sequences of each step are divided into two parts before anything is examined.  The first
+# part chooses: a greedy search over one or two conditions, for the slice that separates tokens
+# best.  The second tests each chosen slice once, by a bounded e-value over its sequences.  Tokens
+# are compared with others of about the same logprob: rare tokens differ more between any two
+# kernels.
 #
-# Axes: K tokens, G prompt groups.
+# Axes: K tokens, Q sequences.
 
 from __future__ import annotations
 
@@ -16,7 +17,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from servanda.judgement.causes.token_table import Array, TokenTable
+from servanda.contract.clause import SliceRule
+from servanda.judgement.causes.token_table import STEP, Array, TokenTable
+from servanda.judgement.contract_text import slice_text
 from servanda.judgement.slices.rules import LABEL, Term, modulo
 from servanda.theory.stats.alpha import log_price, shared
 from servanda.theory.stats.bets import POS, weights_above
@@ -28,9 +31,11 @@ TIMES = 2.0  # a slice has more than this multiple of the gap of similar tokens 
 _LEAST_DEVIANCE = 30.0
 _LEAST_SHARE = 0.15  # of the excess; a smaller slice explains nothing
 _LARGEST = 0.7  # share of the tokens: the rest would be the slice
-_CHOOSING = 0.4  # share of the groups that choose
+_MOST_STEPS = 0.9  # the same of steps: of a run that went wrong few good ones may be at hand
+_CHOOSING = 0.4  # share of the sequences of a step that choose
 _BEAM = 10  # best conditions that a second one is added to
 _SIMPLER = 1.08  # a second condition separates better by this factor
+_SAME = 0.95  # of the tokens of one condition: a second one changes nothing
 
 
 @dataclass(frozen=True)
@@ -41,7 +46,7 @@ class FoundSlice:
         match: its conditions, as in a contract.
         inside, outside: mean |p - q| / (p + q) of its tokens, and of similar ones outside.
         share: share of the excess over those that it explains.
-        tokens: its share of all tokens; groups: prompt groups that it was tested on.
+        tokens: its share of all tokens; sequences: those that it was tested on.
         log_e: evidence of the other part that its mean is above `bound`, nats.
     """
 
@@ -50,7 +55,7 @@ class FoundSlice:
     outside: float
     share: float
     tokens: float
-    groups: int
+    sequences: int
     log_e: float
     bound: float
 
@@ -71,8 +76,8 @@ def find_slices(
         alpha: probability that any returned slice has, in fact, at most TIMES times the mean of
             similar tokens outside, as the first part measures it.
 
-    The guarantee is about prompt groups that are independent draws: within a group tokens and
-    sequences may depend on each other in any way.
+    The guarantee is about sequences that are independent draws: within a sequence tokens may
+    depend on each other in any way.
     """
     chosen_K, tested_K = halves(table)
     chosen, tested = table.taken(chosen_K), table.taken(tested_K)
@@ -85,6 +90,7 @@ def find_slices(
         best = _best(chosen, left_K[chosen_K])
         if best is None:
             break
+        best = _simplest(best, chosen)
         of_K = left_K[chosen_K]
         inside, outside, excess, more = _contrast(chosen, of_K, best.mask(chosen))
         whole = excess + more if whole is None else whole
@@ -92,13 +98,15 @@ def find_slices(
         if inside < limit or excess < _LEAST_SHARE * whole:
             break
         inside_K = left_K & best.mask(table)
-        log_e, groups = _evidence(tested, inside_K[tested_K], bound)
+        log_e, sequences = _evidence(tested, inside_K[tested_K], bound)
         if log_e < log_price(shared(alpha, MOST)):
             break
         share = min(excess / max(whole, 1e-300), 1.0)
         inside, outside, *_ = _contrast(table, left_K, inside_K)
         tokens = float(inside_K.mean())
-        found.append(FoundSlice(best.match, inside, outside, share, tokens, groups, log_e, bound))
+        found.append(
+            FoundSlice(best.match, inside, outside, share, tokens, sequences, log_e, bound)
+        )
         left_K &= ~inside_K
     return tuple(found)
 
@@ -125,25 +133,29 @@ def measured(table: TokenTable, match: Mapping[str, Mapping[str, Any]]) -> Found
         return None
     gap, base, own, rest = _contrast(table, np.ones(len(table), dtype=bool), inside_K)
     share = own / max(own + max(rest, 0.0), 1e-300)
-    groups = len(np.unique(table.group_K[inside_K]))
-    return FoundSlice(match, gap, base, share, float(inside_K.mean()), groups, 0.0, 0.0)
+    sequences = len(np.unique(table.sequence_K[inside_K]))
+    return FoundSlice(match, gap, base, share, float(inside_K.mean()), sequences, 0.0, 0.0)
 
 
 def halves(table: TokenTable) -> tuple[Array, Array]:
-    """Masks of the tokens that choose and of those that test, by whole prompt groups."""
-    groups = int(table.group_K.max(initial=-1)) + 1
-    first_G = np.random.default_rng(0).permutation(groups) < _CHOOSING * groups
-    return first_G[table.group_K], ~first_G[table.group_K]
+    """Masks of the tokens that choose and of those that test, by whole sequences of each step."""
+    _, first_Q, code_K = np.unique(table.sequence_K, return_index=True, return_inverse=True)
+    _, step_Q, size_P = np.unique(table.step_K[first_Q], return_inverse=True, return_counts=True)
+    order_Q = np.lexsort((np.random.default_rng(0).permutation(len(step_Q)), step_Q))
+    rank_Q = np.empty(len(step_Q))  # within its step
+    rank_Q[order_Q] = np.arange(len(step_Q)) - (size_P.cumsum() - size_P)[step_Q[order_Q]]
+    chosen_K = (rank_Q < _CHOOSING * size_P[step_Q])[code_K]
+    return chosen_K, ~chosen_K
 
 
 def _evidence(table: TokenTable, inside_K: Array, bound: float) -> tuple[float, int]:
-    """Evidence that the mean over groups of the gap in a slice is above a bound; and the groups."""
-    n_G = np.bincount(table.group_K[inside_K])
-    sum_G = np.bincount(table.group_K[inside_K], table.gap_K[inside_K])
-    mean_G = np.minimum(sum_G[n_G > 0] / n_G[n_G > 0], 1.0)
-    if not len(mean_G):
+    """Evidence that the mean over sequences of the gap in a slice is above a bound; how many."""
+    n_Q = np.bincount(table.sequence_K[inside_K])
+    sum_Q = np.bincount(table.sequence_K[inside_K], table.gap_K[inside_K])
+    mean_Q = np.minimum(sum_Q[n_Q > 0] / n_Q[n_Q > 0], 1.0)
+    if not len(mean_Q):
         return -math.inf, 0
-    return LogMoment.of(mean_G).log_e_above(bound, weights_above(bound)), len(mean_G)
+    return LogMoment.of(mean_Q).log_e_above(bound, weights_above(bound)), len(mean_Q)
 
 
 def _best(table: TokenTable, left_K: Array) -> Candidate | None:
@@ -176,6 +188,16 @@ def _best(table: TokenTable, left_K: Array) -> Candidate | None:
     return max(
         (pair for _, pair in pairs[: 4 * _BEAM]), key=lambda pair: _score(table, left_K, pair)
     )
+
+
+def _simplest(of: Candidate, table: TokenTable) -> Candidate:
+    """Without the condition that hardly changes its tokens, if there is one."""
+    inside_K = of.mask(table)
+    single = [Candidate((term,), of.kind) for term in of.terms] if len(of.terms) > 1 else []
+    for alone in sorted(single, key=lambda one: -one.handicap):
+        if inside_K.sum() >= _SAME * alone.mask(table).sum():
+            return alone
+    return of
 
 
 def _score(table: TokenTable, left_K: Array, of: Candidate) -> float:
@@ -217,9 +239,11 @@ def _scored(
     x_K = table.gap_K
     whole_x, whole_b = float(x_K[left_K].sum()), float(base_K[left_K].sum())
     spread = float((x_K[left_K] ** 2).sum()) / whole_x if whole_x else 1.0
-    taken = set() if given is None else {name for name, _ in given.terms}
+    # the step is the first condition or none: there is always one by which some tokens are worse
+    taken = set() if given is None else {STEP, *(name for name, _ in given.terms)}
     for some in candidates(table, of_K, base_K, taken):
-        few_C = (some.n < _LARGEST * left_K.sum()) & (some.n > 0)
+        most = _MOST_STEPS if some.candidate(0).family[0] == STEP else _LARGEST
+        few_C = (some.n < most * left_K.sum()) & (some.n > 0)
         score = np.where(few_C, _deviance(some.x, some.b, whole_x, whole_b), 0.0) / spread
         at = int(score.argmax()) if len(score) else 0
         if len(score) and score[at] > 0:
@@ -242,14 +266,17 @@ _MODULI: Mapping[str, tuple[int, ...]] = {
 _POINTS = {  # a single value of these is a slice
     *("context.position", "context.turn", "context.turn_position", "outcome.from_end"),
     *("outcome.token_id", "outcome.staleness", "request.prompt_tokens", "context.length"),
+    STEP,
 }
 # of fields that cut out the same tokens the first is named: a tiny difference in the score
 PREFERRED = (
+    STEP,
     *("context.turn", "request.prompt_tokens", "context.position", "context.turn_position"),
     *("context.length", "outcome.token_id", "outcome.staleness", "context.row"),
     "outcome.from_end",
 )
 _LABELS = 512  # most texts of a label; with more it is an identifier
+_OWN = 2  # sequences of a text on average; with fewer it is one as well
 _LEAST = 12  # tokens of a slice in the half that chooses
 
 Conditions = tuple[tuple[str, tuple[tuple[str, Any], ...]], ...]
@@ -298,6 +325,93 @@ def mask_of(match: Mapping[str, Mapping[str, Any]], table: TokenTable) -> Array:
     return inside_K
 
 
+def entry_of(match: Mapping[str, Mapping[str, Any]], name: str) -> str:
+    """A slice as a contract has it; steps, which are no slice of a contract, as words."""
+    if STEP in match:
+        return where(match)
+    return slice_text(SliceRule(name=name, match=match))  # type: ignore[call-arg]
+
+
+_WORDS = {
+    STEP: "step",
+    "request.prompt_tokens": "prompt tokens",
+    "context.position": "position",
+    "context.length": "context length",
+    "context.turn": "turn",
+    "context.turn_position": "position in the turn",
+    "context.row": "row",
+    "outcome.from_end": "tokens before the last",
+    "outcome.token_id": "token id",
+    "outcome.staleness": "age of the weights",
+}
+
+
+def where(match: Mapping[str, Mapping[str, Any]]) -> str:
+    """The conditions of a slice in words.
+
+    >>> where({"labels.env": {"in": ["code"]}, "context.position": {"lt": 4}})
+    'env code, position below 4'
+    """
+    parts = []
+    for field, conditions in match.items():
+        base, modulus = modulo(field)
+        name = _WORDS.get(base, base.removeprefix(LABEL))
+        name = f"{name} modulo {modulus}" if modulus is not None else name
+        for op, value in conditions.items():
+            if op == "in":
+                values = [f"{v:g}" if isinstance(v, int | float) else str(v) for v in value]
+                parts.append(f"{name}{'s' * (base == STEP and len(values) > 1)} {_listed(values)}")
+            else:
+                parts.append(f"{name} {'below' if op == 'lt' else 'from'} {value:g}")
+    return ", ".join(parts)
+
+
+def _listed(values: list[str]) -> str:
+    if len(values) == 1:
+        return values[0]
+    return f"{', '.join(values[:-1])} and {values[-1]}"
+
+
+_BESIDE = ("request.prompt_tokens", "context.position", "context.length", "context.turn", STEP)
+
+
+def coincident(
+    table: TokenTable, inside_K: Array, fields: Collection[str], least: float
+) -> list[str]:
+    """Labels and numbers of other fields that cut out the same tokens, in words.
+
+    Args:
+        fields: those that the tokens are already known by.
+        least: tokens in both over tokens in either.
+    """
+    found = []
+    inside = float(inside_K.sum())
+    for name, (texts, code_K) in table.labels.items():
+        if LABEL + name in fields:
+            continue
+        n, x, _ = _sums(code_K, len(texts), inside_K * 1.0, inside_K * 1.0)
+        overlap = x / (n + inside - x)
+        overlap[[i for i, text in enumerate(texts) if not text]] = 0.0
+        if overlap.max(initial=0.0) >= least:
+            found.append(f"{name} {texts[int(overlap.argmax())]}")
+    for name in _BESIDE:
+        column_K = table.numbers.get(name)
+        if column_K is None or name in fields or np.isnan(column_K).any():
+            continue
+        value, code_K = np.unique(column_K, return_inverse=True)
+        n, x, _ = _sums(code_K.reshape(-1), len(value), inside_K * 1.0, inside_K * 1.0)
+        for op, sums in (("lt", (n, x)), ("gte", (n[::-1], x[::-1]))):
+            n_C, x_C = (s.cumsum()[:-1] for s in sums)
+            overlap = x_C / np.maximum(n_C + inside - x_C, 1)
+            if not len(overlap) or overlap.max() < least:
+                continue
+            at = int(overlap.argmax())
+            edge = value[at + 1] if op == "lt" else value[len(value) - 1 - at]
+            found.append(where({name: {op: float(edge)}}))
+            break
+    return found
+
+
 def _column(table: TokenTable, field: str) -> Array:
     if field.startswith(LABEL):
         texts, code_K = table.labels.get(field.removeprefix(LABEL), (("",), None))
@@ -332,8 +446,10 @@ def candidates(
         taken: fields that have a condition already.
     """
     x_M, b_M = table.gap_K[of_K], base_K[of_K]
+    sequences = len(np.unique(table.sequence_K))
     for name, (texts, code_K) in table.labels.items():
-        if 1 < len(texts) <= _LABELS and LABEL + name not in taken:
+        most = min(_LABELS, sequences / _OWN)
+        if 1 < len(texts) <= most and LABEL + name not in taken:
             yield from _labelled(name, texts, code_K[of_K], x_M, b_M)
     bases = {modulo(field)[0] for field in taken}
     for name, column_K in table.numbers.items():
@@ -383,9 +499,13 @@ def _edges(name: str, value: Array, sums: tuple[Array, ...]) -> Iterator[Conditi
     below = [np.cumsum(s)[:-1] for s in sums]
     above = [s.sum() - c for s, c in zip(sums, below, strict=True)]
     for op, (n, x, b) in (("lt", below), ("gte", above)):
+        if name in _POINTS:  # of one value alone the value is named
+            n = n.copy()
+            n[0 if op == "lt" else -1] = 0.0
 
         def at(i: int, op: str = op) -> Candidate:
-            edge = round_between(int(value[i]) + 1, int(value[i + 1]))
+            low, high = int(value[i]) + 1, int(value[i + 1])
+            edge = high if name == STEP else round_between(low, high)
             return Candidate(((name, ((op, edge),)),), op)
 
         yield Conditioned(_enough(n, n), _enough(n, x), b, at)

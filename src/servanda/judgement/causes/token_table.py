@@ -31,6 +31,7 @@ NUMBERS = (
     "outcome.token_id",
     "outcome.staleness",
 )
+STEP = "step"  # the training step, which is no field of a contract
 _EDGES_NATS = (0.003, 0.03, 0.1, 0.3, 0.7, 1.5, 3.0, 5.0, 8.0)  # of bins of -log p
 _PRIOR = 2.0  # tokens of the mean gap that a bin is thought to have
 _SMALLEST = 1e-12  # expected gap of sides that agree
@@ -44,7 +45,7 @@ class TokenTable:
         step_K: training step; sequence_K, group_K: index of the sequence and of its prompt group.
         train_K, infer_K: logprobs, nats; train may be -inf.
         token_K: ids, -1 if unknown.
-        numbers: name of a field -> its value, [K]; NaN if unknown.
+        numbers: name of a field, or STEP -> its value, [K]; NaN if unknown.
         labels: name of a label -> its texts, and the index of each token's.
         repeated_K: whether the sequence has sampled the same token before.
     """
@@ -84,6 +85,7 @@ class TokenTable:
             for name in names
         }
         numbers = {n: joined[n] for n in NUMBERS if n in joined and not np.isnan(joined[n]).all()}
+        numbers[STEP] = joined["step"].astype(np.float64)
         labels = {
             name: (tuple(values), np.nan_to_num(joined[LABEL + name], nan=0).astype(np.int64))
             for name, values in texts.items()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,6 @@ from servanda.judgement.breakdown import (
     StepRow,
     StepSeries,
 )
-from servanda.judgement.causes.catalogue import UNEXPLAINED
 from servanda.judgement.causes.gap_cause import Explanation
 from servanda.judgement.clauses.base import CellVerdict, worst
 from servanda.judgement.clauses.statistical import Feed
@@ -60,10 +59,12 @@ from servanda.rl.steps import contract as of_run
 from servanda.rl.steps.blocks import blocks, paired
 from servanda.rl.steps.causes import (
     FirstSequences,
+    Match,
     explained,
     findings_of,
     of_tokens,
     pairs_of,
+    places,
 )
 from servanda.rl.steps.contract import HEAD_TOKENS, MOST_STEPS, Counts, rules_of
 from servanda.rl.steps.drift import Trend, since
@@ -235,6 +236,10 @@ class JudgedSteps:
             cell.clause, cell.metric, cell.slice, limit, 1 - plan.alpha, first, tuple(points)
         )
 
+    @property
+    def violated(self) -> list[int]:
+        return [row.step for row in self.rows if row.outcome == "violated"]
+
     def lines(self) -> tuple[DataLine, ...]:
         """Steps with unsound data, which the whole dump may hide."""
         if len(self.rows) < 2:
@@ -284,16 +289,25 @@ _STEPS = 32  # most steps of the sample
 
 
 def explain_dump(
-    dump: Dump, limit: float, problems: Mapping[str, str], place: str, update_tokens: int
+    dump: Dump,
+    limit: float,
+    problems: Mapping[str, str],
+    place: str,
+    update_tokens: int,
+    red: Collection[int] = (),
+    violated: Sequence[Match] = (),
 ) -> tuple[Explanation, Advice] | None:
     """The likely cause of a dump's gap, and what to do; None without a usable token.
 
     Args: those of `explained`.
+        red: violated steps, which are in the sample before others.
     """
-    at = np.linspace(0, len(dump.steps) - 1, min(_STEPS, len(dump.steps))).round().astype(int)
-    steps = [dump.steps[i] for i in at]  # evenly spread, with the first and the last
+    spread = np.linspace(0, len(dump.steps) - 1, min(_STEPS, len(dump.steps))).round().astype(int)
+    # evenly spread, with the first and the last
+    kept = {dump.steps[i] for i in spread} | {*[s for s in dump.steps if s in red][:_STEPS]}
+    steps = [step for step in dump.steps if step in kept]
     read = _sample(dump, steps, SAMPLE_TOKENS // max(len(steps), 1))
-    return explained(pairs_of(read), limit, problems, place, update_tokens)
+    return explained(pairs_of(read), limit, problems, place, update_tokens, violated)
 
 
 def _sample(dump: Dump, steps: Sequence[int], each: int) -> Iterator[Rollouts]:
@@ -452,7 +466,7 @@ def judge_dump(options: DumpOptions, watch: Watch | None = None) -> DumpVerdict:
     coherence = next(f for f in findings if f.check == "coherence")
     cells = tuple(_annotated(cell, dated, coherence) for cell in verdict.cells)
     verdict = replace(verdict, cells=cells)
-    limits = limits_of(c for c in verdict.cells if c.enforced and c.outcome == "violated")
+    limits = limits_of(red_of(verdict))
     outliers = statistics.outliers
     breakdown = Breakdown(
         tuple(by_step.rows),
@@ -476,11 +490,19 @@ def judge_dump(options: DumpOptions, watch: Watch | None = None) -> DumpVerdict:
         cuts = [cut for cut in statistics.cuts if cut.name in out]
         masked = write_masks(selected_dump(options).read(), cuts, options.mask)
     explanation: Explanation | None = None
-    if verdict.outcome != "holds" or (trend is not None and trend.level):
+    if verdict.outcome != "holds":
         problems = {f.check: f.text for f in findings if f.state == "unsound"}
-        place = str(options.path)
-        each = round(statistics.trained / max(len(statistics.steps), 1))
-        found = explain_dump(selected_dump(options), tv_limit(contract), problems, place, each)
+        if verdict.outcome == "error" and not problems:
+            problems = {"steps": lines[0].text}
+        found = explain_dump(
+            selected_dump(options),
+            tv_limit(contract),
+            problems,
+            str(options.path),
+            round(statistics.trained / max(len(statistics.steps), 1)),
+            by_step.violated,
+            places(plan, {c.slice for c in red_of(verdict)}),
+        )
         explanation, advice = found or (None, None)
         verdict = replace(verdict, advice=_advice(advice, verdict))
     return DumpVerdict(
@@ -565,21 +587,26 @@ def _blind_spots(breakdown: Breakdown, findings: Iterable[Finding]) -> Iterator[
         yield BlindSpot("sample", f"{few}of them can exceed the limit unnoticed")
 
 
+def red_of(verdict: Verdict) -> list[CellVerdict]:
+    return [c for c in verdict.cells if c.enforced and c.outcome == "violated"]
+
+
 def _advice(advice: Advice | None, verdict: Verdict) -> Advice | None:
-    """The advice, with the change of the steps as the cause where no other is found."""
-    red = [c for c in verdict.cells if c.enforced and c.outcome == "violated"]
-    if red and not any(map(of_tokens, red)) and (findings := findings_of(red)):
-        # of a few responses: what all others have in common is not their cause
-        cause = "; ".join(dict.fromkeys(findings))
-        none = {"slices": (), "experiment": "", "command": "", "switch": ""}
-        return replace(advice or Advice("", ""), name="", cause=cause, **none)
-    undecided = [c for c in verdict.cells if c.enforced and c.outcome == "inconclusive"]
-    if verdict.outcome == "inconclusive" and {c.metric for c in undecided} == {OUTLIERS}:
-        return None  # nothing is beyond a limit
-    found = advice is not None and advice.named
-    if not found and (change := changed(verdict.cells)):
-        return Advice(UNEXPLAINED, change)
-    return advice if found or verdict.outcome != "error" else None
+    """The advice: a cause only where a mean of tokens is beyond its limit, or a check has failed.
+
+    Of a few responses the finding is the cause, and of a change the change.
+    """
+    advice = advice or Advice("", "")
+    unnamed = replace(advice, name="", cause="", slices=(), experiment="", command="", switch="")
+    if verdict.outcome == "error":
+        return replace(advice, corrections=(), before=None) if advice.cause else None
+    red = red_of(verdict)
+    if any(map(of_tokens, red)):
+        return advice
+    findings = "; ".join(dict.fromkeys(findings_of(red))) or changed(red)
+    if findings:
+        return replace(unnamed, cause=findings)
+    return unnamed if unnamed.corrections else None
 
 
 def _since(statistics: DumpStatistics, verdict: Verdict) -> dict[str, int]:

@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from servanda.judgement.breakdown import Advice
-from servanda.judgement.causes.gap_cause import Explanation, advise, explain
+from servanda.judgement.causes.forecast import advise
+from servanda.judgement.causes.gap_cause import Explanation, explain
 from servanda.judgement.causes.token_table import TokenTable
 from servanda.judgement.clauses.base import CellVerdict
 from servanda.judgement.plan import Plan
@@ -48,6 +49,16 @@ def explained(
         return None
     found = explain(table, limit, problems, place, violated)
     return found, advise(table, found, update_tokens)
+
+
+def places(plan: Plan, red: Collection[str]) -> list[Match]:
+    """The conditions of violated slices; none where most slices are violated: none is a place."""
+    matches: dict[str, dict[str, dict[str, Any]]] = {}
+    for cut in dict.fromkeys(cell.cut for cell in plan.cells):
+        for term in cut.terms:
+            matches.setdefault(cut.name, {}).setdefault(term.field, {})[term.op] = term.value
+    found: list[Match] = [match for name, match in matches.items() if name in red]
+    return [] if 2 * len(found) > len(matches) else found
 
 
 def of_tokens(cell: CellVerdict) -> bool:
@@ -94,13 +105,7 @@ class RunCauses:
     """
 
     def __init__(self, plan: Plan, limit: float, place: str) -> None:
-        # slice, but not the whole -> its conditions
-        self._matches: dict[str, dict[str, dict[str, Any]]] = {}
-        for cut in dict.fromkeys(cell.cut for cell in plan.cells):
-            for term in cut.terms:
-                match = self._matches.setdefault(cut.name, {})
-                match.setdefault(term.field, {})[term.op] = term.value
-        self._limit, self._place = limit, place
+        self._plan, self._limit, self._place = plan, limit, place
         self._first: Sequence[Rollouts] = ()
         self._last: dict[int, Sequence[Rollouts]] = {}
         self._red: frozenset[str] = frozenset()
@@ -146,8 +151,6 @@ class RunCauses:
         known = {part.step for parts in self._last.values() for part in parts}
         first = [part for part in self._first if part.step not in known]
         parts = [*first, *(part for parts in self._last.values() for part in parts)]
-        places = [match for name, match in self._matches.items() if name in red]
-        if 2 * len(places) > len(self._matches):
-            places = []  # where most slices are violated, none of them is a place
-        found = explained(pairs_of(parts), self._limit, {}, self._place, tokens, places)
-        self._advice = found[1] if found is not None and found[1].named else None
+        where = places(self._plan, red)
+        found = explained(pairs_of(parts), self._limit, {}, self._place, tokens, where)
+        self._advice = found[1] if found is not None else None

@@ -224,7 +224,7 @@ _LENGTHS = (256, 1024, 4096, 16384, 65536)
 _STALE = 2  # the last one is "and more"
 _MOST = 8  # most values of a label that become slices
 _POOLED = 256  # most values of a label in one pooled slice
-SLICED = ("env", "replica")  # labels whose values become slices
+SLICED = ("env", "replica", "rank")  # labels whose values become slices
 
 
 @dataclass
@@ -320,9 +320,12 @@ def rules_of(counts: Counts, needed: int) -> tuple[tuple[SliceRule, ...], tuple[
         for stale in _joined(counts.staleness, needed, open_at=_STALE):
             terms = {"outcome.staleness": _terms(stale, _STALE)}
             rules.append(_rule(f"stale-{_span(stale, _STALE)}", terms))
+    sliced: list[list[int]] = []
     for name, values in counts.labels.items():
-        if len(values) < 2:
+        sizes = sorted(values.values())
+        if len(values) < 2 or sizes in sliced:  # a second label of the same tokens
             continue
+        sliced.append(sizes)
         ranked = sorted(values, key=lambda v: (-values[v], v))
         own = [value for value in ranked if values[value] >= needed][:_MOST]
         rules += [_rule(f"{name}-{named(v)}", {f"{LABEL}{name}": {"in": [v]}}) for v in own]

@@ -20,8 +20,8 @@ from servanda.traces.rollouts import Rollouts
 __all__ = ["CHECKS", "Check", "Finding", "Soundness", "State", "errors_of", "of_step"]
 
 _ORDER = (  # order in reports; others follow
-    *("coverage", "zeros", "line_up", "coherence", "copies", "ends", "precision", "prompts"),
-    *("retokenised", "routes", "trained", "values"),
+    *("values", "coverage", "zeros", "line_up", "coherence", "copies", "ends", "precision"),
+    *("prompts", "retokenised", "routes", "trained"),
 )
 
 

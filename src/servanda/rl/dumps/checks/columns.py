@@ -168,10 +168,22 @@ class Values(Sums):
 
 FAR_NATS = -1.0
 _FILLED = 0.001
+_IN_RUNS = 0.5  # share of the zeros
 SYSTEMATIC = 0.02  # at one place: share of distinguishable tokens, of which there must be LEAST
 NEAR_NATS = -0.2  # on the other side: at one place even a likely token counts
 TIMES = 10  # smallest ratio to the rate elsewhere
 _SIDES = ("sampler", "trainer")
+
+
+def _in_runs(rollouts: Rollouts, zero_K: Array) -> int:
+    """How many trained tokens with a 0 are next to another one, within a sequence."""
+    at_N = np.flatnonzero(rollouts.mask_N.astype(bool))[zero_K]
+    next_M = np.diff(at_N) == 1
+    next_M &= np.diff(rollouts.sequence_N[at_N]) == 0
+    beside = np.zeros(len(at_N), dtype=bool)
+    beside[:-1] |= next_M
+    beside[1:] |= next_M
+    return int(beside.sum())
 
 
 @dataclass
@@ -188,6 +200,7 @@ class Zeros(Sums):
 
     def __init__(self) -> None:
         self.tokens = self.train = self.infer = 0
+        self.in_runs = 0  # of those that the sampler has as 0: beside another one
         self.places = {name: _Place() for name in ("end", "turn", "start", "rest")}
         self.runs = self.early = self.late = 0
         self.first, self.at_ends = FirstPlace(), FirstPlace()
@@ -218,6 +231,7 @@ class Zeros(Sums):
             filled[side] = zero_K & (other_K < FAR_NATS)
         self.train += int(np.count_nonzero(filled["trainer"]))
         self.infer += int(np.count_nonzero(filled["sampler"]))
+        self.in_runs += _in_runs(rollouts, filled["sampler"])
         self.first.add(rollouts, filled["trainer"] | filled["sampler"])
         self._beside(rollouts, turns)
 
@@ -259,10 +273,15 @@ class Zeros(Sums):
             return Finding(
                 "zeros", "ok", "no missing logprob was written as 0", {"tokens": 0}, odd=odd
             )
+        reason = "missing values that were written as 0"
+        if self.in_runs > _IN_RUNS * filled:
+            reason = (
+                "most of them beside another one, as of text that the engine did not sample; does "
+                "the loss mask cover tool results?"
+            )
         text = (
             f"{filled:,} trained tokens have a logprob of exactly 0 on one side and below "
-            f"{FAR_NATS:g} on the other (trainer {self.train:,}, sampler {self.infer:,}): "
-            "missing values that were written as 0"
+            f"{FAR_NATS:g} on the other (trainer {self.train:,}, sampler {self.infer:,}): {reason}"
         )
         state = "unsound" if share(filled, self.tokens) > _FILLED else "warning"
         return Finding("zeros", state, text, numbers, self.first.place, odd)

@@ -100,12 +100,12 @@ class PrimeImporter:
         self, files: Sequence[base.File], refused: base.Refused
     ) -> Iterator[base.Placed | Rows]:
         for file in files:
-            replica = file.path.name.removeprefix("rank_").partition(".")[0]
-            packed, rows = partial(_packed, replica=replica), partial(_rows, replica=replica)
+            rank = file.path.name.removeprefix("rank_").partition(".")[0]
+            packed, rows = partial(_packed, rank=rank), partial(_rows, rank=rank)
             yield from jsonl.read(file, refused, _plain_line, packed, _any_line, rows)
 
 
-def _packed(line: _Plain, place: str, replica: str) -> Line:
+def _packed(line: _Plain, place: str, rank: str) -> Line:
     """The sequences of a plain line.
 
     Raises:
@@ -131,11 +131,7 @@ def _packed(line: _Plain, place: str, replica: str) -> Line:
     for start in starts:
         if not loss[start]:  # the first token has no context
             train[start] = math.nan
-    labels = {
-        "replica": replica,
-        "rank": replica,
-        **({"env": line.env_name} if line.env_name else {}),
-    }
+    labels = {"rank": rank, **({"env": line.env_name} if line.env_name else {})}
     many = len(starts) > 1
     return Line(
         [f"{place}.{at + 1}" for at in range(len(starts))] if many else [place],
@@ -162,7 +158,7 @@ def _known(column: msgspec.Raw | Floats | None) -> Array | None:
     return None if np.isnan(number_T).all() else number_T
 
 
-def _rows(values: dict[str, Any], place: str, replica: str) -> Iterator[base.Placed]:
+def _rows(values: dict[str, Any], place: str, rank: str) -> Iterator[base.Placed]:
     """The sequences of any line.
 
     Raises:
@@ -192,7 +188,7 @@ def _rows(values: dict[str, Any], place: str, replica: str) -> Iterator[base.Pla
     env = values.get("env_name")
     if env is not None and not isinstance(env, str):
         raise Unusable("env_name is no text")
-    labels = {"replica": replica, "rank": replica, **({"env": env} if env else {})}
+    labels = {"rank": rank, **({"env": env} if env else {})}
     for at, (start, end) in enumerate(zip(starts, [*starts[1:], len(token)], strict=True)):
         part = slice(int(start), int(end))
         mask = drawn[part]
