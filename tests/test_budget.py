@@ -16,11 +16,11 @@ BUDGET = {
     "theory": 6676,
     "traces": 1744,
     "contract": 2712,
-    "judgement": 13981,
+    "judgement": 14614,
     "engines": 14948,
     "report": 4800,
-    "runner": 7220,
-    "rl": 23799,
+    "runner": 7221,
+    "rl": 23855,
     "authoring": 5510,
     "cli": 6575,
     "root": 516,
@@ -30,8 +30,8 @@ BUDGET = {
 ASIDE = {".html": 466, ".css": 173, ".js": 130, ".c": 198}  # suffix -> lines under src
 # tests: with those of the same steps three ways, of prices, of strangers' contracts, of observers
 # that fail, of what help texts state, of the real language model, of a number format's
-# cost, of memory that kernels need, and of rare faults with the data of unseen cases
-OUTSIDE = {"tests": 101_621, "benchmarks": 16_000}
+# cost, of memory that kernels need, and of rare faults and of causes with the data of unseen cases
+OUTSIDE = {"tests": 102_827, "benchmarks": 16_000}
 LONGEST_FILE, LONGEST_FUNCTION = 900, 60
 # functions that are longer; the list only shrinks
 LONG = {

@@ -68,6 +68,7 @@ _BEGINNING = 48  # tokens of a response
 _SAME = 0.9  # overlap of two places that are the same tokens
 UNEVEN = 1.7  # largest over smallest rate of what is alike
 _UNLIKE = 0.5  # relative spread of the rates of sequences that are alike
+_BALANCED = 0.3  # weights above 1 over those below; of a large gap few tokens have the large ones
 _OF_IDS = 0.15  # share of the gap that the mean of each token id explains
 _PART = 0.04  # share of the tokens of a part that is compared
 _ERRORS = 4.0  # standard errors that a difference has at least
@@ -204,10 +205,15 @@ def _of_checks(case: Case, problems: Mapping[str, str]) -> Found:
             found = _named(_accounts(case.table, case.noise, SETTINGS), case)
             name, text = (found.name, found.text) if found.name == "top_p" else (name, text)
     if name == RAW:
+        found = _of_gap(case)
+    elif check in ("values", "line_up"):
         found = _named(_accounts(case.table, case.noise, EXACT), case)
-        if found.name != UNEXPLAINED:
-            return Found(found.name, f"{found.text}; {text}")
-    return Found(name, text)
+    else:
+        return Found(name, text)
+    if found.name not in EXACT:
+        return Found(name, text)
+    place = f", in {found.where}" if found.where else ""
+    return Found(found.name, f"{text}; {found.text}{place}")
 
 
 def _of_gap(case: Case) -> Found:
@@ -458,14 +464,25 @@ def _everywhere(case: Case, steps: Shape | None) -> Found:
             if (found := shaped(case)) is not None:
                 return found
         found = _named(flexible, case)
-        if found.name != UNEXPLAINED:
+        if found.name != UNEXPLAINED and (alike or found.name != "routing"):
             return found
-        if alike and max((one.share for one in flexible), default=0.0) < _RIVAL:
+        if (
+            alike
+            and _balanced(table)
+            and max((one.share for one in flexible), default=0.0) < _RIVAL
+        ):
             return Found("numerics", text)
     first, second = _two_likeliest([*tried, *flexible])
     return Found(
         UNEXPLAINED, f"{text}; the likeliest are {_short(first)}, or {_short(second)}", rival=first
     )
+
+
+def _balanced(table: TokenTable) -> bool:
+    """Whether weights above 1 make up for those below, as those of two distributions do."""
+    over_K = np.expm1(np.clip(table.log_ratio_K, -5.0, 5.0))
+    above, below = float(np.maximum(over_K, 0.0).sum()), float(np.maximum(-over_K, 0.0).sum())
+    return above >= _BALANCED * below
 
 
 def _two_likeliest(tried: Sequence[Account]) -> tuple[str, str]:
@@ -500,9 +517,10 @@ def _growth(case: Case, steps: Shape) -> Found | None:
             f"{100 * _WORST:.0f} % of the tokens",
         )
     at = f"step {first} has {100 * start:.0f} % of the last third's"
-    if start < _AT_START:
+    own = float(table.gap_K[begin_K].mean())
+    if start < _AT_START and own <= max(case.limit / 2, _REST * case.gap):
         return Found("stale_weights", f"{growth}; {at}")
-    if first <= 1:
+    if first <= 1 and start >= _REST:
         return Found("precision_drift", f"{growth}; {at} already, before most updates")
     return None
 

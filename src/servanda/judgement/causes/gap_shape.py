@@ -141,11 +141,13 @@ def _lagged(table: TokenTable, lag: int) -> Array:
 
 
 def _unit(chosen: TokenTable, tested: TokenTable) -> tuple[Array, str] | None:
-    some_K = (chosen.infer_K < -0.1) & np.isfinite(chosen.train_K)
+    some_K = (np.abs(chosen.infer_K) > 0.1) & np.isfinite(chosen.train_K)
     if some_K.sum() < ENOUGH:
         return None
     factor = float(np.median(chosen.train_K[some_K] / chosen.infer_K[some_K]))
-    if not factor > 0 or abs(math.log(factor)) < _UNIT_APART:
+    if factor < 0:
+        return gap(tested.train_K + tested.infer_K), "one side has the other sign, as losses have"
+    if not factor or abs(math.log(factor)) < _UNIT_APART:
         return None
     text = ""
     for name, of in _UNITS.items():

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -280,6 +280,16 @@ def corpus_of(name: str, labels: Iterable[Labels], digest: str = "") -> Corpus:
     return Corpus(name, prompts or (Prompt(1),), digest)
 
 
+def _told_apart(labels: Mapping[str, Counter[str]]) -> Iterator[tuple[str, Counter[str]]]:
+    """Labels with several values, without a second one of the same tokens."""
+    sliced: list[list[int]] = []
+    for name, values in labels.items():
+        sizes = sorted(values.values())
+        if len(values) > 1 and sizes not in sliced:
+            sliced.append(sizes)
+            yield name, values
+
+
 def rules_of(counts: Counts, needed: int) -> tuple[tuple[SliceRule, ...], tuple[str, ...]]:
     """The slices of a dump, and the reasons for omitted ones.
 
@@ -320,12 +330,7 @@ def rules_of(counts: Counts, needed: int) -> tuple[tuple[SliceRule, ...], tuple[
         for stale in _joined(counts.staleness, needed, open_at=_STALE):
             terms = {"outcome.staleness": _terms(stale, _STALE)}
             rules.append(_rule(f"stale-{_span(stale, _STALE)}", terms))
-    sliced: list[list[int]] = []
-    for name, values in counts.labels.items():
-        sizes = sorted(values.values())
-        if len(values) < 2 or sizes in sliced:  # a second label of the same tokens
-            continue
-        sliced.append(sizes)
+    for name, values in _told_apart(counts.labels):
         ranked = sorted(values, key=lambda v: (-values[v], v))
         own = [value for value in ranked if values[value] >= needed][:_MOST]
         rules += [_rule(f"{name}-{named(v)}", {f"{LABEL}{name}": {"in": [v]}}) for v in own]

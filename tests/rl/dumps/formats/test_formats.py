@@ -244,7 +244,8 @@ def test_a_zipped_file_that_is_cut_off_is_said(tmp_path):
 
 
 def test_a_dump_of_which_nothing_can_be_used_is_no_evidence(tmp_path):
-    nemo(tmp_path, prev_logprobs=[[0.0] * WIDTH], token_ids=[[1] * WIDTH])
+    sure, unsure = [[0.0] * WIDTH], [[-2.0] * WIDTH]
+    nemo(tmp_path, prev_logprobs=sure, generation_logprobs=unsure, token_ids=[[1] * WIDTH])
     with pytest.raises(EvidenceError) as error:
         read(open_dump(tmp_path))
     assert str(error.value).startswith(f"no sequence of {tmp_path} can be used: 4 x ")
@@ -338,10 +339,9 @@ def test_prime_null_is_absent(tmp_path):
     assert np.isnan(row["train"][0])  # the first token of a packed line follows another sequence
 
 
-def test_prime_ranks_are_replicas_in_their_order(tmp_path):
+def test_prime_ranks_are_those_of_the_trainer_in_their_order(tmp_path):
     for rank in (10, 2):
         prime(tmp_path, EXPECTED[:1], rank=rank)
-    assert [row["replica"] for row in read(open_dump(tmp_path)).rows] == ["2", "10"]
     assert [row["rank"] for row in read(open_dump(tmp_path)).rows] == ["2", "10"]
 
 

@@ -271,6 +271,9 @@ def group_of(prompt_T: Array) -> str:
     return hashlib.blake2b(data, digest_size=8).hexdigest()
 
 
+_UNSURE_NATS = -1.0  # a short answer may be certain to one side, and nearly so to the other
+
+
 def flaw(row: RolloutRow) -> str:
     """The reason why a row cannot be used; "" if it can."""
     tokens = len(row.token)
@@ -291,9 +294,9 @@ def flaw(row: RolloutRow) -> str:
     if len(train):
         if not np.any(np.isfinite(train) & np.isfinite(infer)):
             return "none of its trained tokens has both logprobs"
-        if not train.any():
+        if not train.any() and np.nanmin(infer) < _UNSURE_NATS:
             return "the trainer's logprobs are all zero, which says they were not computed"
-        if not infer.any():
+        if not infer.any() and np.nanmin(train) < _UNSURE_NATS:
             return "the sampler's logprobs are all zero, which says they were not recorded"
     return ""
 
