@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -224,7 +224,8 @@ _LENGTHS = (256, 1024, 4096, 16384, 65536)
 _STALE = 2  # the last one is "and more"
 _MOST = 8  # most values of a label that become slices
 _POOLED = 256  # most values of a label in one pooled slice
-SLICED = ("env", "replica", "rank")  # labels whose values become slices
+# labels whose values become slices; a rank where no replica is known, which often is the same
+SLICED = ("env", "replica", "rank")
 
 
 @dataclass
@@ -261,7 +262,7 @@ class Counts:
             known_N = columns["staleness"][~np.isnan(columns["staleness"])]
             _count(self.staleness, np.clip(known_N, 0, _STALE))
         for name in SLICED:
-            if name in pair.labels:
+            if name in pair.labels and not (name == "rank" and "replica" in pair.labels):
                 counted = self.labels.setdefault(name, Counter())
                 length_S = pair.infer.length_S.tolist()
                 for value, n in zip(pair.labels[name], length_S, strict=True):
@@ -278,16 +279,6 @@ def corpus_of(name: str, labels: Iterable[Labels], digest: str = "") -> Corpus:
     """A corpus for slices: one line for each combination of labels."""
     prompts = tuple(Prompt(row, labels=dict(own)) for row, own in enumerate(labels, 1))
     return Corpus(name, prompts or (Prompt(1),), digest)
-
-
-def _told_apart(labels: Mapping[str, Counter[str]]) -> Iterator[tuple[str, Counter[str]]]:
-    """Labels with several values, without a second one of the same tokens."""
-    sliced: list[list[int]] = []
-    for name, values in labels.items():
-        sizes = sorted(values.values())
-        if len(values) > 1 and sizes not in sliced:
-            sliced.append(sizes)
-            yield name, values
 
 
 def rules_of(counts: Counts, needed: int) -> tuple[tuple[SliceRule, ...], tuple[str, ...]]:
@@ -330,7 +321,9 @@ def rules_of(counts: Counts, needed: int) -> tuple[tuple[SliceRule, ...], tuple[
         for stale in _joined(counts.staleness, needed, open_at=_STALE):
             terms = {"outcome.staleness": _terms(stale, _STALE)}
             rules.append(_rule(f"stale-{_span(stale, _STALE)}", terms))
-    for name, values in _told_apart(counts.labels):
+    for name, values in counts.labels.items():
+        if len(values) < 2:
+            continue
         ranked = sorted(values, key=lambda v: (-values[v], v))
         own = [value for value in ranked if values[value] >= needed][:_MOST]
         rules += [_rule(f"{name}-{named(v)}", {f"{LABEL}{name}": {"in": [v]}}) for v in own]
