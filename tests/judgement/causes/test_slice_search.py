@@ -147,6 +147,17 @@ def test_the_half_that_chooses_does_not_test():
     assert find_slices(drawn, LIMIT) == ()
 
 
+@pytest.mark.parametrize(("steps", "size"), [(60, 1), (30, 2), (4, 24)])
+def test_of_steps_of_any_size_some_sequences_choose_and_others_test(steps, size):
+    drawn = table(10, steps=steps, size=size)
+    chosen_K, tested_K = halves(drawn)
+    chosen = len({*drawn.sequence_K[chosen_K]})
+    assert abs(chosen - 0.4 * steps * size) < 1
+    assert not {*drawn.sequence_K[chosen_K]} & {*drawn.sequence_K[tested_K]}
+    if size > 2:  # each step in both
+        assert {*drawn.step_K[chosen_K]} == {*drawn.step_K[tested_K]} == {*drawn.step_K}
+
+
 def test_edges_are_round_numbers():
     assert (round_between(150_991, 151_003), round_between(12, 12)) == (151_000, 12)
 

@@ -85,7 +85,7 @@ def test_a_temperature_under_larger_noise_is_not_named():
 def test_one_kind_of_prompt_at_another_temperature_is_not_the_setting_of_all():
     drawn = [
         draw(8, step, temperature=temperature, size=size)
-        for step in range(1, 7)
+        for step in range(1, 13)
         for temperature, size in ((0.8, 4), (1.0, 20))
     ]
     found = explain(table_of(drawn), LIMIT)

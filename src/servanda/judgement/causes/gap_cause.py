@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from shlex import quote
@@ -56,6 +56,7 @@ from servanda.judgement.slices.rules import LABEL, modulo
 EXPLAINS = 0.8  # least share of the gap above noise that a named cause explains
 _SETTING = 0.9  # the same of a setting of the sampler, which much is possible under
 _RIVAL = 0.7  # share of another cause that would explain nearly as much
+_SOME = 0.3  # share of a cause that is said to be likely
 _CLEARLY = 0.06  # by which its share is above that of another cause of its kind
 _REST = 0.15  # of the gap: what a named cause may leave, if that is more than the limit
 _TWO = 0.3  # least share of the larger of two places
@@ -167,6 +168,18 @@ class Case:
         """The largest gap that is left at noise."""
         return min(max(self.limit, _REST * self.gap), self.gap / 2)
 
+    def inside(self, inside_K: Array) -> Found:
+        """The transform of some tokens, whose noise is that of similar ones outside."""
+        noise = max(self.noise, float(self.table.expected(~inside_K)[inside_K].mean()))
+        case = Case(self.table.taken(inside_K), self.limit)
+        return _named(accounts(*case.parts, noise, TRANSFORMS), case)
+
+    @cached_property
+    def parts(self) -> tuple[TokenTable, TokenTable]:
+        """The sequences that choose, and those that judge."""
+        chosen_K, tested_K = halves(self.table)
+        return self.table.taken(chosen_K), self.table.taken(tested_K)
+
     @cached_property
     def base_K(self) -> Array:
         return self.table.expected(np.ones(len(self.table), dtype=bool))
@@ -198,22 +211,23 @@ def _of_checks(case: Case, problems: Mapping[str, str]) -> Found:
     """A failed check is the cause; of weights above 1 a transform may be the reason."""
     check = next((name for name in OF_CHECKS if name in problems), next(iter(problems)))
     name, text = OF_CHECKS.get(check, "unsound"), problems[check]
-    if check == "zeros" and len(problems) == 1:
-        # a cut that leaves one token has a logprob of 0 as well, and moves all other tokens
-        zero_K = case.table.infer_K == 0
-        if case.table.gap_K[zero_K].sum() < 0.5 * case.table.gap_K.sum():
-            found = _named(_accounts(case.table, case.noise, SETTINGS), case)
-            name, text = (found.name, found.text) if found.name == "top_p" else (name, text)
     if name == RAW:
         found = _of_gap(case)
     elif check in ("values", "line_up"):
-        found = _named(_accounts(case.table, case.noise, EXACT), case)
+        found = _named(accounts(*case.parts, case.noise, EXACT), case)
+    elif check == "zeros" and len(problems) == 1 and _few_zeros(case.table):
+        found = _named(accounts(*case.parts, case.noise, SETTINGS), case)
     else:
         return Found(name, text)
-    if found.name not in EXACT:
+    if found.name not in (*EXACT, "top_p"):
         return Found(name, text)
     place = f", in {found.where}" if found.where else ""
     return Found(found.name, f"{text}; {found.text}{place}")
+
+
+def _few_zeros(table: TokenTable) -> bool:
+    """Whether most of the gap is elsewhere: a cut that leaves one token has a logprob of 0, too."""
+    return bool(table.gap_K[table.infer_K == 0].sum() < 0.5 * table.gap_K.sum())
 
 
 def _of_gap(case: Case) -> Found:
@@ -287,18 +301,16 @@ def _in_place(case: Case, part: Sequence[FoundSlice], inside_K: Array, share: fl
         f"{100 * share:.0f} % of the gap above noise is there ({level:.2g} against {outside:.2g} "
         "elsewhere)"
     )
-    noise = max(case.noise, float(table.expected(~inside_K)[inside_K].mean()))
-    inside = table.taken(inside_K)
-    found = _named(_accounts(inside, noise, TRANSFORMS), case)
+    found = case.inside(inside_K)
     same = coincident(table, inside_K, {modulo(f)[0] for one in part for f in one.match}, _SAME)
     if found.name != UNEXPLAINED:
         return replace(found, where=place, text=f"{found.text}; {text}")
     name = _kind_of(case, part, inside_K, same)
     if name is None:
         return _unexplained(part, share, outside, same)
-    if name in ("one_engine", "old_weights") or name.startswith("one_"):
+    if name == "one_engine":
         shape = shape_of(table, table.numbers[STEP], inside_K)
-        if name == "one_engine" and shape is not None and _grown(shape):
+        if shape is not None and _grown(shape):
             name, text = "stale_replica", f"its gap grows x{shape.times:.2g}; {text}"
     also = f", which are also {' and '.join(same)}" if same else ""
     return Found(name, text, f"{place}{also}")
@@ -401,15 +413,11 @@ def _ends(case: Case, inside_K: Array) -> bool:
 
 def _in_some(case: Case, inside_K: Array) -> bool:
     """Whether the tokens of a place have their gap in some of the sequences only."""
-    rates = _rates(case.table, case.table.expected(~inside_K), inside_K)
+    _, code_M = np.unique(case.table.sequence_K[inside_K], return_inverse=True)
+    base_K = case.table.expected(~inside_K)
+    x_Q, b_Q = (np.bincount(code_M, v[inside_K]) for v in (case.table.gap_K, base_K))
+    rates = x_Q / np.maximum(b_Q, 1e-300)
     return float(np.median(rates)) < 0.25 * float(rates.mean()) if len(rates) >= 10 else False
-
-
-def _rates(table: TokenTable, base_K: Array, of_K: Array) -> Array:
-    """The rate of each sequence that has any of some tokens."""
-    _, code_M = np.unique(table.sequence_K[of_K], return_inverse=True)
-    x_Q, b_Q = (np.bincount(code_M, v[of_K]) for v in (table.gap_K, base_K))
-    return x_Q / np.maximum(b_Q, 1e-300)
 
 
 # sequences
@@ -431,11 +439,10 @@ def _of_sequences(case: Case, odd: OddSequences, steps: Shape | None) -> Found |
         if steps.start >= _AT_START:
             return None  # of a gap that grows, they are those of late steps
         return Found("stale_cache", f"it grows x{steps.times:.2g} over the steps; {text}")
-    noise = max(case.noise, float(table.expected(~inside_K)[inside_K].mean()))
-    inside = table.taken(inside_K)
-    found = _named(_accounts(inside, noise, TRANSFORMS), case)
+    found = case.inside(inside_K)
     if found.name != UNEXPLAINED:
         return replace(found, where="a few sequences", text=f"{found.text}; {text}")
+    inside = table.taken(inside_K)
     at_K = inside.numbers["context.position"]
     early = find_slices(replace(inside, labels={}, numbers={"context.position": at_K}), case.limit)
     if early and "gte" not in early[0].first[1] and early[0].tokens <= _EARLY:
@@ -451,13 +458,13 @@ def _everywhere(case: Case, steps: Shape | None) -> Found:
     table = case.table
     grows = steps is not None and _grown(steps)
     # where a gap grows, that of each sequence is that of its step
-    tried = _accounts(table, case.noise, {**EXACT, **SETTINGS} if grows else TRANSFORMS)
+    tried = accounts(*case.parts, case.noise, {**EXACT, **SETTINGS} if grows else TRANSFORMS)
     found = _named(tried, case)
     if found.name != UNEXPLAINED:
         return found
     if steps is not None and grows and (grown := _growth(case, steps)) is not None:
         return grown
-    flexible = _accounts(table, case.noise, FLEXIBLE)
+    flexible = accounts(*case.parts, case.noise, FLEXIBLE)
     alike, text = alike_everywhere(case)
     if max((one.share for one in tried), default=0.0) < _RIVAL:
         for shaped in (_of_age, _of_length):
@@ -472,10 +479,17 @@ def _everywhere(case: Case, steps: Shape | None) -> Found:
             and max((one.share for one in flexible), default=0.0) < _RIVAL
         ):
             return Found("numerics", text)
-    first, second = _two_likeliest([*tried, *flexible])
-    return Found(
-        UNEXPLAINED, f"{text}; the likeliest are {_short(first)}, or {_short(second)}", rival=first
-    )
+    likely = sorted((one for one in [*tried, *flexible] if one.share > _SOME), key=_by_share)[:2]
+    if likely:
+        text += f"; the likeliest {'is' if len(likely) == 1 else 'are'} " + ", or ".join(
+            f"{_short(one.name)} ({100 * one.share:.0f} % of the gap above noise)" for one in likely
+        )
+    rival = likely[0].name if likely else "numerics" if alike else ""
+    return Found(UNEXPLAINED, text, rival=rival)
+
+
+def _by_share(one: Account) -> float:
+    return -one.share
 
 
 def _balanced(table: TokenTable) -> bool:
@@ -483,13 +497,6 @@ def _balanced(table: TokenTable) -> bool:
     over_K = np.expm1(np.clip(table.log_ratio_K, -5.0, 5.0))
     above, below = float(np.maximum(over_K, 0.0).sum()), float(np.maximum(-over_K, 0.0).sum())
     return above >= _BALANCED * below
-
-
-def _two_likeliest(tried: Sequence[Account]) -> tuple[str, str]:
-    order = [a.name for a in sorted(tried, key=lambda a: -a.share) if a.share > 0.3]
-    order += ["numerics", "routing"]
-    first, second, *_ = dict.fromkeys(order)
-    return first, second
 
 
 def _short(name: str) -> str:
@@ -579,7 +586,7 @@ def alike_everywhere(case: Case) -> tuple[bool, str]:
         if high - low > _ERRORS * math.hypot(low_error, high_error):
             worst = max(worst, (high / max(low, 1e-9), name))
     spread = _spread(case)
-    ids = next((one.share for one in _accounts(table, 0.0, {"head": FLEXIBLE["head"]})), 0.0)
+    ids = next((one.share for one in accounts(*case.parts, 0.0, {"head": FLEXIBLE["head"]})), 0.0)
     rms = float(np.sqrt((np.clip(table.log_ratio_K, -5.0, 5.0) ** 2).mean()))
     size = f"{rms:.2g} nats a token"
     if worst[0] > UNEVEN:
@@ -630,13 +637,6 @@ def _spread(case: Case) -> float:
 # the decision between transforms
 
 
-def _accounts(
-    table: TokenTable, noise: float, fits: Mapping[str, Callable[..., Any]]
-) -> list[Account]:
-    chosen_K, tested_K = halves(table)
-    return accounts(table.taken(chosen_K), table.taken(tested_K), noise, fits)
-
-
 def _named(tried: Sequence[Account], case: Case) -> Found:
     """The first transform that explains nearly as much as any; none where that is not clear.
 
@@ -671,7 +671,8 @@ def _unexplained(
     first = _likeliest(part)
     text = (
         f"{100 * share:.0f} % of the gap above noise is in {place}{also}; "
-        f"the others have {rest:.2g}"
+        f"the others have {rest:.2g}; the likeliest are {_short(first)}, or "
+        f"{_short(CAUSES[first].rival)}"
     )
     return Found(UNEXPLAINED, text, rival=first)
 

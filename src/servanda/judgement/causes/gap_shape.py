@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from servanda.judgement.causes.token_table import Array, TokenTable
+from servanda.judgement.causes.token_table import Array, TokenTable, gap
 
 ENOUGH = 200  # fewest tokens of a fit, and of its test
 _TEMPERATURES = np.exp(np.linspace(math.log(0.3), math.log(3.0), 93))
@@ -26,7 +26,7 @@ _FARTHEST = 2.5  # a temperature beyond it does not exist in practice, and much 
 _APART = 0.5  # of its logarithm, from what the moments have
 _SPREAD = 1.15  # of temperatures that differ
 _BETTER = 0.6  # of what one temperature leaves: several are better
-_NEAR = 1.1  # of the least that any temperature leaves
+_NEAR = 0.02  # of the gap, above the least that any temperature leaves
 _COARSE = np.exp(np.linspace(-0.9, 0.9, 19))  # for single sequences
 _ALIKE = 0.03  # of the logarithm of a temperature: smaller changes are none
 _LEAST_MASS = 0.3  # that a cut keeps: a top-p or top-k below it does not exist in practice
@@ -39,6 +39,7 @@ _ON_GRID = 0.98  # share of the values
 _AT_BOUND = 0.002  # share of the tokens with one value, the lowest or the highest
 _CONSTANT = 0.8
 _PENALTY_Z = 1.0, 3.0  # standard errors of the mean weights of repeated and of other tokens
+_UNRELATED = 0.3  # largest correlation of the two sides
 _LIKE = 0.3  # of the gap of unrelated tokens: distributions that are alike
 _BINS, _PRIOR = 40, 5.0
 _RARE, _FAR = 0.1, 3.0  # share of the tokens; times the gap that the others reach
@@ -60,11 +61,6 @@ class Account(NamedTuple):
 
 
 Fit = Callable[[TokenTable, TokenTable], "tuple[Array, str] | None"]
-
-
-def gap(log_ratio_K: Array) -> Array:
-    """|p - q| / (p + q) of log p - log q, nats."""
-    return np.abs(np.tanh(log_ratio_K / 2))
 
 
 def accounts(
@@ -227,10 +223,9 @@ def _other_tokens(_: TokenTable, tested: TokenTable) -> tuple[Array, str] | None
     # both are logprobs of tokens of one model, so that their distributions agree
     apart = float(gap(np.sort(train_K) - np.sort(infer_K)).mean())
     r = float(np.corrcoef(train_K, infer_K)[0, 1])
-    if not drawn or apart > _LIKE * drawn:
+    if not drawn or apart > _LIKE * drawn or r > _UNRELATED:
         return None
-    # the share of a random pair's gap; what a correlation leaves is not explained
-    share = max(0.0, 1 - max(r, 0.0) * 2) * min(float(tested.gap_K.mean()) / drawn, 1.0)
+    share = min(float(tested.gap_K.mean()) / drawn, 1.0)  # of the gap of a random pair
     text = f"the two sides are as far apart as on unrelated tokens (correlation {r:.2f})"
     return tested.gap_K * (1 - share), text
 
@@ -267,7 +262,7 @@ def _temperature(chosen: TokenTable, tested: TokenTable) -> tuple[Array, str] | 
     some = chosen if len(chosen) <= 20_000 else chosen.taken(np.arange(len(chosen)) % 8 == 0)
     powers = [moment := _moment(chosen), *_TEMPERATURES]
     lefts = [float(_beyond(a, some, size).mean()) for a in powers]
-    near = lefts[0] <= _NEAR * min(lefts)
+    near = lefts[0] <= min(lefts) + _NEAR * float(some.gap_K.mean())
     a = float(powers[0 if near else int(np.argmin(lefts))])
     away = abs(math.log(a) - math.log(moment))
     if abs(math.log(a)) < _ALIKE or away > _APART * abs(math.log(a)):
@@ -435,21 +430,17 @@ class Shape:
 
     Args:
         kind: flat, a jump at one value, or a ramp; "unclear" where a jump and a ramp fit alike.
-        edge: first value after the jump; above: whether the larger rate comes after it.
+        above: whether the larger rate comes after a jump.
         times: the larger rate of the shape over the smaller.
         start: rate at the beginning over that at the end.
         z: of the ramp, in standard errors.
-        first, last: value of the first and of the last bin.
     """
 
     kind: Literal["flat", "jump", "ramp", "unclear"]
-    edge: float
     above: bool
     times: float
     start: float
     z: float
-    first: float
-    last: float
 
 
 def shape_of(table: TokenTable, column_K: Array, of_K: Array | None = None) -> Shape | None:
@@ -478,8 +469,7 @@ def shape_of(table: TokenTable, column_K: Array, of_K: Array | None = None) -> S
     slope = float((weight * (at - center) * rate).sum() / spread) if spread else 0.0
     line = mean + slope * (at - center)
     ramp, z = rest(line), slope * math.sqrt(spread)
-    jumps = [*_jumps(rate, weight)]
-    edge, levels = min(jumps, key=lambda one: rest(one[1]))
+    levels = min(_jumps(rate, weight), key=rest)
     jump = rest(levels)
     ends = max(float(line[0]), 1e-9), max(float(line[-1]), 1e-9)
     stepped = float(levels[-1]), float(levels[0])
@@ -492,23 +482,15 @@ def shape_of(table: TokenTable, column_K: Array, of_K: Array | None = None) -> S
         kind = "ramp" if ramp < jump else "jump"
     pair = stepped if kind == "jump" else (ends[1], ends[0])
     times = max(pair) / max(min(pair), 1e-3 * max(pair))
-    return Shape(
-        kind,
-        float(at[edge]),
-        stepped[0] > stepped[1],
-        times,
-        ends[0] / ends[1],
-        z,
-        float(at[0]),
-        float(at[-1]),
-    )
+    return Shape(kind, stepped[0] > stepped[1], times, ends[0] / ends[1], z)
 
 
-def _jumps(rate: Array, weight: Array) -> Iterator[tuple[int, Array]]:
+def _jumps(rate: Array, weight: Array) -> Iterator[Array]:
+    """Two levels, [B], parted at each bin."""
     for edge in range(1, len(rate)):
         parts = slice(None, edge), slice(edge, None)
         low, high = (float((weight[p] * rate[p]).sum() / weight[p].sum()) for p in parts)
-        yield edge, np.where(np.arange(len(rate)) < edge, low, high)
+        yield np.where(np.arange(len(rate)) < edge, low, high)
 
 
 def _binned(

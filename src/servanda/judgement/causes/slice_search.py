@@ -140,12 +140,13 @@ def measured(table: TokenTable, match: Mapping[str, Mapping[str, Any]]) -> Found
 def halves(table: TokenTable) -> tuple[Array, Array]:
     """Masks of the tokens that choose and of those that test, by whole sequences of each step."""
     _, first_Q, code_K = np.unique(table.sequence_K, return_index=True, return_inverse=True)
-    _, step_Q, size_P = np.unique(table.step_K[first_Q], return_inverse=True, return_counts=True)
-    order_Q = np.lexsort((np.random.default_rng(0).permutation(len(step_Q)), step_Q))
-    rank_Q = np.empty(len(step_Q))  # within its step
-    rank_Q[order_Q] = np.arange(len(step_Q)) - (size_P.cumsum() - size_P)[step_Q[order_Q]]
-    chosen_K = (rank_Q < _CHOOSING * size_P[step_Q])[code_K]
-    return chosen_K, ~chosen_K
+    random_Q = np.random.default_rng(0).permutation(len(first_Q))
+    order_Q = np.lexsort((random_Q, table.step_K[first_Q]))
+    # every so many of a row that goes through the steps: also where a step has one sequence
+    due_Q = np.floor(_CHOOSING * np.arange(len(order_Q) + 1))
+    chosen_Q = np.empty(len(order_Q), dtype=bool)
+    chosen_Q[order_Q] = due_Q[1:] > due_Q[:-1]
+    return chosen_Q[code_K], ~chosen_Q[code_K]
 
 
 def _evidence(table: TokenTable, inside_K: Array, bound: float) -> tuple[float, int]:

@@ -37,6 +37,11 @@ _PRIOR = 2.0  # tokens of the mean gap that a bin is thought to have
 _SMALLEST = 1e-12  # expected gap of sides that agree
 
 
+def gap(log_ratio_K: Array) -> Array:
+    """|p - q| / (p + q) of log p - log q: a token that gains mass has one, as one that loses it."""
+    return np.abs(np.tanh(log_ratio_K / 2))
+
+
 @dataclass(frozen=True)
 class TokenTable:
     """The usable tokens of some steps.
@@ -114,8 +119,7 @@ class TokenTable:
 
     @cached_property
     def gap_K(self) -> Array:
-        """|p - q| / (p + q), which sees a token that gains mass as well as one that loses it."""
-        return np.abs(np.tanh(self.log_ratio_K / 2))
+        return gap(self.log_ratio_K)
 
     @cached_property
     def bin_K(self) -> Array:
