@@ -131,6 +131,7 @@ def test_a_small_dump_is_inconclusive(tmp_path):
 
     assert answer.verdict.exit_code == 3
     assert "INCONCLUSIVE: too few tokens for a decision" in render(answer)
+    assert "Likely cause" not in render(answer)  # nothing is beyond a limit
 
 
 def test_a_growing_drift_is_told_and_is_no_reason_for_exit_1(tmp_path):

@@ -22,7 +22,6 @@ from servanda.judgement.breakdown import (
     StepRow,
     StepSeries,
 )
-from servanda.judgement.causes.gap_cause import Explanation
 from servanda.judgement.clauses.base import CellVerdict, worst
 from servanda.judgement.clauses.statistical import Feed
 from servanda.judgement.clauses.whole_responses import OUTLIERS
@@ -296,7 +295,7 @@ def explain_dump(
     update_tokens: int,
     red: Collection[int] = (),
     violated: Sequence[Match] = (),
-) -> tuple[Explanation, Advice] | None:
+) -> Advice | None:
     """The likely cause of a dump's gap, and what to do; None without a usable token.
 
     Args: those of `explained`.
@@ -367,7 +366,6 @@ class DumpVerdict:
         masked: number of tokens in `options.mask`; None if not written.
         mean_weight: mean of w = p_train / p_infer over trained tokens; None if unknown.
         chart: its steps against good runs; None: not asked.
-        explanation: what the cause was decided on; None where none was looked for.
     """
 
     options: DumpOptions
@@ -389,7 +387,6 @@ class DumpVerdict:
     masked: int | None = None
     mean_weight: float | None = None
     chart: RunChart | None = None
-    explanation: Explanation | None = None
 
 
 def judge_dump(options: DumpOptions, watch: Watch | None = None) -> DumpVerdict:
@@ -489,12 +486,11 @@ def judge_dump(options: DumpOptions, watch: Watch | None = None) -> DumpVerdict:
     if options.mask is not None and out:
         cuts = [cut for cut in statistics.cuts if cut.name in out]
         masked = write_masks(selected_dump(options).read(), cuts, options.mask)
-    explanation: Explanation | None = None
     if verdict.outcome != "holds":
         problems = {f.check: f.text for f in findings if f.state == "unsound"}
         if verdict.outcome == "error" and not problems:
             problems = {"steps": lines[0].text}
-        found = explain_dump(
+        advice = explain_dump(
             selected_dump(options),
             tv_limit(contract),
             problems,
@@ -503,7 +499,6 @@ def judge_dump(options: DumpOptions, watch: Watch | None = None) -> DumpVerdict:
             by_step.violated,
             places(plan, {c.slice for c in red_of(verdict)}),
         )
-        explanation, advice = found or (None, None)
         verdict = replace(verdict, advice=_advice(advice, verdict))
     return DumpVerdict(
         options,
@@ -525,7 +520,6 @@ def judge_dump(options: DumpOptions, watch: Watch | None = None) -> DumpVerdict:
         masked,
         coherence.numbers.get("mean"),
         chart,
-        explanation,
     )
 
 
@@ -588,6 +582,7 @@ def _blind_spots(breakdown: Breakdown, findings: Iterable[Finding]) -> Iterator[
 
 
 def red_of(verdict: Verdict) -> list[CellVerdict]:
+    """The cells that make it violated."""
     return [c for c in verdict.cells if c.enforced and c.outcome == "violated"]
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from servanda.judgement.breakdown import Advice
 from servanda.judgement.causes.forecast import advise
-from servanda.judgement.causes.gap_cause import Explanation, explain
+from servanda.judgement.causes.gap_cause import explain
 from servanda.judgement.causes.token_table import TokenTable
 from servanda.judgement.clauses.base import CellVerdict
 from servanda.judgement.plan import Plan
@@ -34,7 +34,7 @@ def explained(
     place: str,
     update_tokens: int,
     violated: Sequence[Match] = (),
-) -> tuple[Explanation, Advice] | None:
+) -> Advice | None:
     """The likely cause of the gap of some tokens, and what to do; None without a usable token.
 
     Args:
@@ -47,8 +47,7 @@ def explained(
     table = TokenTable.of(pairs)
     if table is None:
         return None
-    found = explain(table, limit, problems, place, violated)
-    return found, advise(table, found, update_tokens)
+    return advise(table, explain(table, limit, problems, place, violated), update_tokens)
 
 
 def places(plan: Plan, red: Collection[str]) -> list[Match]:
@@ -152,5 +151,4 @@ class RunCauses:
         first = [part for part in self._first if part.step not in known]
         parts = [*first, *(part for parts in self._last.values() for part in parts)]
         where = places(self._plan, red)
-        found = explained(pairs_of(parts), self._limit, {}, self._place, tokens, where)
-        self._advice = found[1] if found is not None else None
+        self._advice = explained(pairs_of(parts), self._limit, {}, self._place, tokens, where)
