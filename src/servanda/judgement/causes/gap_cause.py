@@ -165,8 +165,8 @@ class Case:
 
     @property
     def remains(self) -> float:
-        """The largest gap that is left at noise."""
-        return min(max(self.limit, _REST * self.gap), self.gap / 2)
+        """The largest gap that is left at noise: within the limit, and small beside this one."""
+        return min(max(self.limit, _REST * self.gap), max(self.limit, self.gap) / 2)
 
     def inside(self, inside_K: Array) -> Found:
         """The transform of some tokens, whose noise is that of similar ones outside."""
@@ -259,8 +259,9 @@ def _of_gap(case: Case) -> Found:
 def _families(case: Case) -> list[list[FoundSlice]]:
     """The slices by field, those with the most of the gap first; of a field they are one place."""
     of: dict[tuple[str, ...], list[FoundSlice]] = {}
-    for found in filter(None, (_without_growth(case, one) for one in case.slices)):
-        of.setdefault(tuple(found.match), []).append(found)
+    for found in case.slices:
+        if not _grows_from(case, found):
+            of.setdefault(tuple(found.match), []).append(found)
 
     def own(part: list[FoundSlice]) -> float:
         return sum(found.tokens * (found.inside - found.outside) for found in part)
@@ -268,16 +269,12 @@ def _families(case: Case) -> list[list[FoundSlice]]:
     return sorted(of.values(), key=own, reverse=True)
 
 
-def _without_growth(case: Case, found: FoundSlice) -> FoundSlice | None:
-    """Without the step that it begins at, if its gap grows: what grows is in no step alone."""
-    table, match = case.table, {f: c for f, c in found.match.items() if f != STEP}
+def _grows_from(case: Case, found: FoundSlice) -> bool:
+    """Whether a slice is of late steps because its gap grows: what grows is in no step alone."""
     if "gte" not in found.match.get(STEP, {}):
-        return found
-    inside_K = mask_of(match, table)
-    shape = shape_of(table, table.numbers[STEP], inside_K)
-    if shape is None or shape.kind not in ("ramp", "unclear"):
-        return found
-    return measured(table, match) if match else None
+        return False
+    shape = shape_of(case.table, case.table.numbers[STEP])
+    return shape is not None and shape.kind in ("ramp", "unclear")
 
 
 def _mask(part: Sequence[FoundSlice], table: TokenTable) -> Array:
@@ -286,7 +283,7 @@ def _mask(part: Sequence[FoundSlice], table: TokenTable) -> Array:
 
 def where_of(part: Sequence[FoundSlice]) -> str:
     """The place of slices of one field, in words."""
-    points = [found.match[STEP].get("in") for found in part if [*found.match] == [STEP]]
+    points = [found.match[STEP].get("in") for found in part if STEP in found.match]
     if len(points) == len(part) > 1 and all(points):
         return where({STEP: {"in": sorted(v for point in points if point for v in point)}})
     return " or ".join(where(found.match) for found in part)

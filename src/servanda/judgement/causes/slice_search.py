@@ -175,6 +175,8 @@ def _best(table: TokenTable, left_K: Array) -> Candidate | None:
     least = max(beam[0][0], _LEAST_DEVIANCE)
     pairs = []
     for score, one in beam[:_BEAM]:
+        if one.family[0] == STEP:  # a place is what it is at any time
+            continue
         inside_K = left_K & one.mask(table)
         refined_K = table.expected(left_K & ~inside_K) if (left_K & ~inside_K).any() else base_K
         pairs += [
@@ -240,7 +242,7 @@ def _scored(
     x_K = table.gap_K
     whole_x, whole_b = float(x_K[left_K].sum()), float(base_K[left_K].sum())
     spread = float((x_K[left_K] ** 2).sum()) / whole_x if whole_x else 1.0
-    # the step is the first condition or none: there is always one by which some tokens are worse
+    # there is always a step by which some tokens are worse
     taken = set() if given is None else {STEP, *(name for name, _ in given.terms)}
     for some in candidates(table, of_K, base_K, taken):
         most = _MOST_STEPS if some.candidate(0).family[0] == STEP else _LARGEST
