@@ -90,6 +90,11 @@ KNOWN = {
         "steps",
         "steps 3 and 7, and not the other",
     ),
+    "neighbouring steps": (
+        {"steps": 9, "noise": lambda step: 0.05 + 0.4 * (4 <= step <= 6)},
+        "steps",
+        "steps 4 to 6, and not the other",
+    ),
     "a change": ({"noise": lambda step: 0.05 + 0.4 * (step >= 4)}, "change", "step from 4 on"),
     "noise that ends": ({"noise": lambda step: 0.3 - 0.04 * step}, UNEXPLAINED, "uneven by step"),
     "some steps alone": (
@@ -198,6 +203,18 @@ def test_a_penalty_is_seen_by_the_signs_of_repeated_tokens():
     shift_K = np.where(drawn.repeated_K, 0.3, -0.1)
     found = explain(replace(drawn, train_K=np.minimum(drawn.infer_K + shift_K, 0)), LIMIT)
     assert found.cause == "penalty" and "repeats less often" in found.text
+
+
+def test_a_token_that_gains_much_mass_is_no_cut():
+    """Another token loses it, so that the weights below 1 are not the mass that a cut takes."""
+    rng = np.random.default_rng(1)
+    drawn = table(4, noise=0.001)
+    gains_K = rng.random(len(drawn)) < 0.3
+    rare_K = ~gains_K & (rng.random(len(drawn)) < 0.03)
+    moved_K = np.where(gains_K, np.log(0.25 / 0.55), np.where(rare_K, np.log(0.35 / 0.05), 0.0))
+    found = explain(replace(drawn, train_K=np.minimum(drawn.infer_K - 2, -2) + moved_K,
+                            infer_K=np.minimum(drawn.infer_K - 2, -2)), LIMIT)  # fmt: skip
+    assert found.cause != "top_p"
 
 
 def test_a_gap_that_grows_in_a_replica_is_one_of_old_weights_there():

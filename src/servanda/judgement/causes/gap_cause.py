@@ -271,7 +271,7 @@ def _families(case: Case) -> list[list[FoundSlice]]:
 
 def _grows_from(case: Case, found: FoundSlice) -> bool:
     """Whether a slice is of late steps because its gap grows: what grows is in no step alone."""
-    if "gte" not in found.match.get(STEP, {}):
+    if [*found.match.get(STEP, {})] != ["gte"]:
         return False
     shape = shape_of(case.table, case.table.numbers[STEP])
     return shape is not None and shape.kind in ("ramp", "unclear")
@@ -303,12 +303,13 @@ def _in_place(case: Case, part: Sequence[FoundSlice], inside_K: Array, share: fl
     if found.name != UNEXPLAINED:
         return replace(found, where=place, text=f"{found.text}; {text}")
     name = _kind_of(case, part, inside_K, same)
-    if name is None:
-        return _unexplained(part, share, outside, same)
-    if name == "one_engine":
+    if name in ("one_engine", "batch"):
         shape = shape_of(table, table.numbers[STEP], inside_K)
         if shape is not None and _grown(shape):
-            name, text = "stale_replica", f"its gap grows x{shape.times:.2g}; {text}"
+            text = f"its gap grows x{shape.times:.2g}; {text}"
+            name = "stale_replica" if name == "one_engine" else None
+    if name is None:
+        return _unexplained(part, share, outside, same)
     also = f", which are also {' and '.join(same)}" if same else ""
     return Found(name, text, f"{place}{also}")
 
@@ -328,7 +329,7 @@ def _kind_of(
     if "context.row" in bases:
         return "batch"
     if base == STEP:
-        return "change" if "gte" in conditions else "steps"
+        return "change" if [*conditions] == ["gte"] else "steps"
     if base == "outcome.staleness":
         return "old_weights"
     if base == "outcome.token_id":
@@ -684,6 +685,7 @@ def _likeliest(part: Sequence[FoundSlice]) -> str:
         "request.prompt_tokens": "padding",
         "context.position": "template",
         "context.length": "positions",
+        "context.row": "stale_cache",
         "context.turn": "turns",
         "outcome.token_id": "vocabulary",
         "outcome.from_end": "end_of_answer",

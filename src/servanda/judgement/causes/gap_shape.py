@@ -30,6 +30,7 @@ _NEAR = 0.02  # of the gap, above the least that any temperature leaves
 _COARSE = np.exp(np.linspace(-0.9, 0.9, 19))  # for single sequences
 _ALIKE = 0.03  # of the logarithm of a temperature: smaller changes are none
 _LEAST_MASS = 0.3  # that a cut keeps: a top-p or top-k below it does not exist in practice
+_OF_MASS = 0.5  # of what weights are below 1
 _LAGS = (1, -1, 2, -2, 3, -3)
 _UNITS = {"bits (log2)": math.log(2), "log10": math.log(10)}
 _UNIT_APART, _UNIT_ALIKE = 0.05, 0.02
@@ -310,7 +311,10 @@ def _temperatures(chosen: TokenTable, tested: TokenTable) -> tuple[Array, str] |
 def _cut(_: TokenTable, tested: TokenTable) -> tuple[Array, str] | None:
     """A cut takes mass away and multiplies the rest alike: log p - log q = log(mass kept) <= 0."""
     d_K = tested.log_ratio_K
-    mass = max(-float(np.expm1(np.minimum(d_K, 300.0)).mean()), 1e-9)
+    over_K = np.expm1(np.minimum(d_K, 300.0))
+    mass, below = -float(over_K.mean()), float(np.maximum(-over_K, 0.0).mean())
+    if not mass > _OF_MASS * below:  # of a cut alone, all that is below 1 is the mass that it takes
+        return None
     text = (
         f"the engine cannot sample {100 * mass:.2g} % of the trainer's mass and renormalises the "
         f"rest: a top-p of at most {_rest(mass)}, a top-k or a min-p"

@@ -269,7 +269,6 @@ _MODULI: Mapping[str, tuple[int, ...]] = {
 _POINTS = {  # a single value of these is a slice
     *("context.position", "context.turn", "context.turn_position", "outcome.from_end"),
     *("outcome.token_id", "outcome.staleness", "request.prompt_tokens", "context.length"),
-    STEP,
 }
 # of fields that cut out the same tokens the first is named: a tiny difference in the score
 PREFERRED = (
@@ -358,6 +357,9 @@ def where(match: Mapping[str, Mapping[str, Any]]) -> str:
     parts = []
     for field, conditions in match.items():
         base, modulus = modulo(field)
+        if base == STEP and {"gte", "lt"} <= {*conditions}:
+            parts.append(f"steps {conditions['gte']:g} to {conditions['lt'] - 1:g}")
+            continue
         name = _WORDS.get(base, base.removeprefix(LABEL))
         name = f"{name} modulo {modulus}" if modulus is not None else name
         for op, value in conditions.items():
@@ -467,6 +469,9 @@ def candidates(
         if len(value) < 2:
             continue
         sums = _sums(code_U.reshape(-1), len(value), x_U, b_U)
+        if name == STEP:
+            yield _spans(value, sums)
+            continue
         yield from _edges(name, value, sums)
         if name in _POINTS:
             yield _points(name, value, sums)
@@ -507,11 +512,27 @@ def _edges(name: str, value: Array, sums: tuple[Array, ...]) -> Iterator[Conditi
             n[0 if op == "lt" else -1] = 0.0
 
         def at(i: int, op: str = op) -> Candidate:
-            low, high = int(value[i]) + 1, int(value[i + 1])
-            edge = high if name == STEP else round_between(low, high)
+            edge = round_between(int(value[i]) + 1, int(value[i + 1]))
             return Candidate(((name, ((op, edge),)),), op)
 
         yield Conditioned(_enough(n, n), _enough(n, x), b, at)
+
+
+def _spans(value: Array, sums: tuple[Array, ...]) -> Conditioned:
+    """Neighbouring steps: one, some, all from one on, or all before one."""
+    first_C, end_C = np.triu_indices(len(value) + 1, 1)
+    n, x, b = (np.append(0.0, np.cumsum(s)) for s in sums)
+
+    def at(i: int) -> Candidate:
+        first, end = int(first_C[i]), int(end_C[i])
+        if end - first == 1:
+            return Candidate(((STEP, (("in", (int(value[first]),)),)),), "point")
+        ends = [("gte", int(value[first]))] * (first > 0)
+        ends += [("lt", int(value[end - 1]) + 1)] * (end < len(value))
+        return Candidate(((STEP, tuple(ends)),), "span")
+
+    n_C, x_C, b_C = (s[end_C] - s[first_C] for s in (n, x, b))
+    return Conditioned(_enough(n_C, n_C), _enough(n_C, x_C), b_C, at)
 
 
 def _points(name: str, value: Array, sums: tuple[Array, ...]) -> Conditioned:

@@ -598,9 +598,15 @@ def _advice(advice: Advice | None, verdict: Verdict) -> Advice | None:
     red = red_of(verdict)
     if any(map(of_tokens, red)):
         return advice
-    findings = "; ".join(dict.fromkeys(findings_of(red))) or changed(red)
-    if findings:
+    if findings := "; ".join(dict.fromkeys(findings_of(red))):
         return replace(unnamed, cause=findings)
+    if change := changed(red):
+        known = advice.named and advice.cause
+        return (
+            replace(advice, cause=f"{change}; {advice.cause}")
+            if known
+            else replace(unnamed, cause=change)
+        )
     return unnamed if unnamed.corrections else None
 
 
