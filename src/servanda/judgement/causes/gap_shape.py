@@ -40,6 +40,7 @@ _ON_GRID = 0.98  # share of the values
 _AT_BOUND = 0.002  # share of the tokens with one value, the lowest or the highest
 _CONSTANT = 0.8
 _PENALTY_Z = 1.0, 3.0  # standard errors of the mean weights of repeated and of other tokens
+_MOST_REPEATED = 0.6  # share of the repeated tokens that a penalty moves its way
 _UNRELATED = 0.3  # largest correlation of the two sides
 _LIKE = 0.3  # of the gap of unrelated tokens: distributions that are alike
 _BINS, _PRIOR = 40, 5.0
@@ -345,6 +346,8 @@ def _penalty(chosen: TokenTable, tested: TokenTable) -> tuple[Array, str] | None
     if sign * again_z < _PENALTY_Z[0] or -sign * other_z < _PENALTY_Z[1]:
         return None
     d_K, least = sign * tested.log_ratio_K, math.log(_LEAST_MASS)
+    if (d_K[tested.repeated_K] > 0).mean() < _MOST_REPEATED:
+        return None
     left_K = np.where(tested.repeated_K, 0.0, gap(np.maximum(np.maximum(d_K, least - d_K), 0.0)))
     way = "less" if sign > 0 else "more"
     text = (
