@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from servanda.judgement.breakdown import Advice, Estimate, SliceAdvice
 from servanda.judgement.token_profile import EDGES, Portrait
 from servanda.report.html import bin_label, curves, fingerprints, matrix, view
 from servanda.report.html_cards import cards, least_seen
@@ -156,19 +157,17 @@ def test_the_fairness_of_a_comparison():
     assert cards(declared)[0].lines[0].glyph == "!"
 
 
-def test_the_drift_sits_where_the_contrast_is():
-    text = lines(made.VERDICTS["violated"], 1)
-    assert (
-        "Prompts of about 256 tokens and more: their mean TV is 50 times that of other tokens"
-        in text
+def test_the_drift_sits_where_the_search_found_it_or_a_slice_is_red():
+    entry = "{name: found-1, match: {request.prompt_tokens: {gte: 256}}}"
+    part = SliceAdvice(entry, 0.97, 0.05, Estimate(0.002, 0.001, 0.003))
+    found = replace(made.broken("tools"), advice=Advice("positions", "x", (part,)))
+    assert lines(found, 1) == (
+        f"{entry} 97.0 % of the excess in 5.0 % of the tokens; "
+        "mean tv of the others 0.002 [0.001, 0.003]."
     )
-    assert "0.1 (n 1,000 tokens) against 0.002 (n 9,000 tokens)" in text
-    assert "it explains this" in lines(made.VERDICTS["holds"], 1)  # its self-noise has it too
-    flat = replace(made.portrait(), by={})
-    assert "Nowhere in particular." in lines(made.verdict(portraits={"infer": flat}), 1)
-    # where no edge parts it, it sits on the slice that is red
-    red = replace(made.broken("tools"), portraits={"infer": flat})
-    assert lines(red, 1).startswith("On tools.")
+    assert lines(made.broken("tools"), 1) == "On tools."
+    assert lines(made.verdict("violated"), 1).startswith("Nowhere in particular.")
+    assert "no slice was searched for" in lines(made.VERDICTS["holds"], 1)
 
 
 def test_the_worst_token_has_its_text_only_where_that_is_kept():

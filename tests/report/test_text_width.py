@@ -77,11 +77,9 @@ def test_a_red_run_names_the_next_command():
     assert next_step(made.VERDICTS["holds"], "runs/x") == []
 
 
-def test_a_red_run_says_whom_it_hits_and_where():
+def test_a_red_run_says_whom_it_hits():
     text = FORMATS["text"](made.VERDICTS["violated"])
     assert re.search(
         r"^impact: this hits 1\.0 % of the tokens; .* 24\.0 % .* overall\)\.$", text, re.M
     )
-    assert "\nwhere: prompts of about 256 tokens and more; their mean TV is 50 times" in text
     assert "impact:" not in FORMATS["text"](made.VERDICTS["holds"])
-    assert "where:" not in FORMATS["text"](made.VERDICTS["unfaithful"])

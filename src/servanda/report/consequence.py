@@ -1,15 +1,12 @@
-# Under a red verdict: what it means for the tokens, which of them drift, and what to do.
+# Under a red verdict: what it means for the tokens, and what to do.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from servanda.contract.model import WHOLE
-from servanda.judgement.breakdown import Advice, Estimate
-from servanda.judgement.causes.drift_location import contrast, explains, parted
-from servanda.judgement.token_profile import Portrait, Sums
+from servanda.judgement.breakdown import Advice, Estimate, SliceAdvice
 from servanda.judgement.verdict import Verdict
 from servanda.report.cell_text import worst_first
 from servanda.report.format import count, line, number, percent
@@ -17,11 +14,9 @@ from servanda.report.summary import flips
 
 
 def consequence(verdict: Verdict) -> list[str]:
-    """One line on the tokens that are hit, and one on where they are; [] where nothing is known."""
-    if verdict.outcome != "violated" or not (affected := _affected(verdict)):
-        return []
-    found = drift(verdict.portraits.get("infer"), verdict.portraits.get("self_infer"))
-    return [affected, *([f"where: {found.place}; {found.text}."] if found else [])]
+    """One line on the tokens that are hit; [] where nothing is known."""
+    affected = _affected(verdict) if verdict.outcome == "violated" else ""
+    return [affected] if affected else []
 
 
 def _affected(verdict: Verdict) -> str:
@@ -41,38 +36,6 @@ def _affected(verdict: Verdict) -> str:
         return f"{text}."
     text += f"; the most likely token differs at {percent(found.there)} of the positions"
     return f"{text}." if name == WHOLE else f"{text} there ({percent(found.whole)} overall)."
-
-
-class Drift(NamedTuple):
-    """The edge of prompt length, position or entropy that separates the tokens that drift.
-
-    Args:
-        text: how much they drift, and whether the infer kernel's own noise explains it.
-    """
-
-    place: str
-    text: str
-    inside: Sums
-    outside: Sums
-
-
-def drift(portrait: Portrait | None, own: Portrait | None) -> Drift | None:
-    """None where no edge separates them.
-
-    Args:
-        own: of the infer kernel compared with itself.
-    """
-    sharpest = contrast(portrait) if portrait is not None else None
-    if sharpest is None:
-        return None
-    ratio = f"{number(sharpest.ratio)} times that of other tokens"
-    ratio = ratio if math.isfinite(sharpest.ratio) else "above 0 there alone"
-    text = f"their mean TV is {ratio}"
-    noise = parted(own, sharpest) if own is not None else None
-    if noise is not None:
-        says = "explains this" if explains(noise, sharpest) else "does not explain this"
-        text += f"; the infer kernel's own noise is {number(noise)} times as large there: it {says}"
-    return Drift(sharpest.words, text, sharpest.inside, sharpest.outside)
 
 
 _HEAD = 15  # width
@@ -116,15 +79,20 @@ def advice_rows(advice: Advice | None) -> Iterator[AdviceRow]:
     if advice.cause:
         yield AdviceRow("Likely cause", line(advice.cause))
     for part in advice.slices:
-        note = f"{percent(part.share)} of the excess in {percent(part.tokens)} of the tokens; "
-        note += f"mean tv of the others {estimated(part.rest)}"
-        yield AdviceRow("Slice", line(part.entry), note, code=True)
+        yield AdviceRow("Slice", line(part.entry), slice_numbers(part), code=True)
     if advice.command:
         yield AdviceRow("Next command", advice.command, advice.experiment, code=True)
     if advice.switch:
         yield AdviceRow("Change", advice.switch)
     for text in correction_lines(advice):
         yield AdviceRow("Correction", text)
+
+
+def slice_numbers(part: SliceAdvice) -> str:
+    return (
+        f"{percent(part.share)} of the excess in {percent(part.tokens)} of the tokens; "
+        f"mean tv of the others {estimated(part.rest)}"
+    )
 
 
 def correction_lines(advice: Advice) -> Iterator[str]:

@@ -10,8 +10,8 @@ from servanda.judgement.clauses.base import CellVerdict
 from servanda.judgement.token_profile import Portrait, Worst
 from servanda.judgement.verdict import Caught, Verdict
 from servanda.report import cell_text, format
-from servanda.report.consequence import drift
-from servanda.report.format import count, number
+from servanda.report.consequence import slice_numbers
+from servanda.report.format import count, line, number
 from servanda.report.summary import counted, dumped
 from servanda.theory.stats.alpha import log_price
 
@@ -95,38 +95,20 @@ def _sampler(cell: CellVerdict) -> str:
 
 
 def _sits(verdict: Verdict) -> list[Line]:
-    what, portrait = described(verdict)
-    if not portrait.total.n:
-        return [Line("No token was compared.")]
-    own = verdict.portraits.get("self_infer") if what == "workload" else None
-    found = drift(portrait, own)
-    # slices on which a statistical clause is violated, the whole left out
+    """The slices that the search found; else those that are violated."""
+    advice = verdict.advice
+    if advice is not None and advice.slices:
+        texts = ((line(part.entry), f"{slice_numbers(part)}.") for part in advice.slices)
+        return [one for entry, text in texts for one in (Line(entry, strong=True), Line(text))]
     red = (c for c in verdict.cells if c.outcome == "violated" and c.section == "statistical")
     names = {c.place: c.place.replace("-", " ", 1) if c.steps else c.place for c in red}
     broken = [name for place, name in names.items() if place != WHOLE]
-    if found is None and broken:
-        return [
-            Line(f"On {broken[0]}.", strong=True),
-            *([Line(f"And on {', '.join(broken[1:])}.")] if broken[1:] else []),
-            Line("No edge of prompt length, position or entropy tells more."),
-        ]
-    if found is None:
-        mean = number(portrait.total.mean("tv"))
-        return [
-            Line("Nowhere in particular.", strong=True),
-            Line("No edge of prompt length, position or entropy doubles mean TV"),
-            Line(f"({mean} over n {count(portrait.total.n, 'token')})."),
-        ]
-    means = [
-        f"{number(side.mean('tv'))} (n {count(side.n, 'token')})"
-        for side in (found.inside, found.outside)
-    ]
-    lines = [
-        Line(f"{found.place[0].upper()}{found.place[1:]}:", strong=True),
-        Line(f"{found.text}."),
-        Line(f"Mean TV {' against '.join(means)}."),
-    ]
-    return lines if what == "workload" else [*lines, Line(f"On the {what}.")]
+    if broken:
+        others = [Line(f"And on {', '.join(broken[1:])}.")] if broken[1:] else []
+        return [Line(f"On {broken[0]}.", strong=True), *others]
+    if names:
+        return [Line("Nowhere in particular.", strong=True), Line("All tokens, and no slice.")]
+    return [Line("No mean over tokens is beyond its limit, so no slice was searched for.")]
 
 
 def _worst(verdict: Verdict) -> list[Line]:

@@ -67,7 +67,7 @@ KNOWN = {
     "the first tokens": (
         {"noise": QUIET, "wrong": lambda _, __, position, *___: position < 2},
         "template",
-        "in position below 2",
+        "in the first 2 tokens",
     ),
     "no token before a length": (
         {"noise": 0.01, "wrong": lambda _, length, at, *__: length + at >= 300},
@@ -105,7 +105,7 @@ KNOWN = {
     "half of the gap in a place": (
         {"noise": 0.15, "wrong": lambda _, __, position, *___: position < 2},
         UNEXPLAINED,
-        "of the gap above noise is in position below 2",
+        "of the gap above noise is in the first 2 tokens",
     ),
     "two places": (
         {"noise": QUIET, "labels": REPLICA, "wrong": lambda *of: _third(*of) | _late(*of)},

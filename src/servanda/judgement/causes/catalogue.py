@@ -290,7 +290,8 @@ _ALL = (
     ),
     Cause(
         "attention_window",
-        "attention that does not reach back as far: a window, or a mask",
+        "long contexts: attention that does not reach back as far (a window, a mask), or positions "
+        "that are wrong from there on",
         "positions",
         "prompts on both sides of this length, through both sides",
         f"{_COMPARE} --prompts FILE",

@@ -676,17 +676,21 @@ def _unexplained(
 
 
 def _likeliest(part: Sequence[FoundSlice]) -> str:
-    base, modulus = modulo(part[0].first[0])
+    field, conditions = part[0].first
+    base, modulus = modulo(field)
     if modulus is not None:
         return "blocks"
     if base.startswith(LABEL):
         return "one_kind"
+    if "gte" in conditions and base in ("request.prompt_tokens", "context.position"):
+        return "positions"
     return {
         "request.prompt_tokens": "padding",
         "context.position": "template",
         "context.length": "positions",
         "context.row": "stale_cache",
         "context.turn": "turns",
+        "context.turn_position": "retokenised",
         "outcome.token_id": "vocabulary",
         "outcome.from_end": "end_of_answer",
         STEP: "steps",

@@ -346,7 +346,7 @@ def _penalty(chosen: TokenTable, tested: TokenTable) -> tuple[Array, str] | None
     if sign * again_z < _PENALTY_Z[0] or -sign * other_z < _PENALTY_Z[1]:
         return None
     d_K, least = sign * tested.log_ratio_K, math.log(_LEAST_MASS)
-    if (d_K[tested.repeated_K] > 0).mean() < _MOST_REPEATED:
+    if (d_K[tested.repeated_K] > 0).sum() < _MOST_REPEATED * tested.repeated_K.sum():
         return None
     left_K = np.where(tested.repeated_K, 0.0, gap(np.maximum(np.maximum(d_K, least - d_K), 0.0)))
     way = "less" if sign > 0 else "more"

@@ -346,13 +346,18 @@ _WORDS = {
     "outcome.token_id": "token id",
     "outcome.staleness": "age of the weights",
 }
+_FIRST = {
+    "context.position": "first {}",
+    "context.turn_position": "first {} of a turn",
+    "outcome.from_end": "last {}",
+}
 
 
 def where(match: Mapping[str, Mapping[str, Any]]) -> str:
     """The conditions of a slice in words.
 
     >>> where({"labels.env": {"in": ["code"]}, "context.position": {"lt": 4}})
-    'env code, position below 4'
+    'env code, the first 4 tokens'
     """
     parts = []
     for field, conditions in match.items():
@@ -363,9 +368,15 @@ def where(match: Mapping[str, Mapping[str, Any]]) -> str:
         name = _WORDS.get(base, base.removeprefix(LABEL))
         name = f"{name} modulo {modulus}" if modulus is not None else name
         for op, value in conditions.items():
-            if op == "in":
+            first = {"lt": value, "in": 1 if value == [0] else None}.get(op)
+            if base == field and field in _FIRST and first is not None:
+                tokens = "token" if first == 1 else f"{first:g} tokens"
+                parts.append(f"the {_FIRST[field].format(tokens)}")
+            elif op == "in":
                 values = [f"{v:g}" if isinstance(v, int | float) else str(v) for v in value]
                 parts.append(f"{name}{'s' * (base == STEP and len(values) > 1)} {_listed(values)}")
+            elif op == "gte" and field == "context.turn":
+                parts.append(f"turn {value:g} and later")
             else:
                 parts.append(f"{name} {'below' if op == 'lt' else 'from'} {value:g}")
     return ", ".join(parts)
@@ -609,16 +620,14 @@ def find_sequences(
             both `limit` and _TIMES that of similar tokens in the first half's other sequences.
     """
     chosen_K, tested_K = halves(table)
-    ordinary_K = _ordinary(table, chosen_K)
-    if not ordinary_K.any():
+    if not chosen_K.any() or not tested_K.any():
         return None
+    ordinary_K = _ordinary(table, chosen_K)
     base_K = table.expected(ordinary_K)
     bound_K = np.minimum(np.maximum(limit, _TIMES * base_K), 0.99)
     tested_Q = np.unique(table.sequence_K[tested_K])
     log_e_Q = _evidence_of_each(table, bound_K)
     size = len(log_e_Q)
-    if not len(tested_Q):
-        return None
     log_e = float(np.logaddexp.reduce(log_e_Q[tested_Q]) - math.log(len(tested_Q)))
     if log_e < log_price(alpha):
         return None

@@ -271,7 +271,7 @@ def group_of(prompt_T: Array) -> str:
     return hashlib.blake2b(data, digest_size=8).hexdigest()
 
 
-_UNSURE_NATS = -1.0  # a short answer may be certain to one side, and nearly so to the other
+_UNSURE_NATS = -1.0  # of a whole answer: it may be certain to one side, and nearly so to the other
 
 
 def flaw(row: RolloutRow) -> str:
@@ -294,9 +294,9 @@ def flaw(row: RolloutRow) -> str:
     if len(train):
         if not np.any(np.isfinite(train) & np.isfinite(infer)):
             return "none of its trained tokens has both logprobs"
-        if not train.any() and np.nanmin(infer) < _UNSURE_NATS:
+        if not train.any() and np.nansum(infer) < _UNSURE_NATS:
             return "the trainer's logprobs are all zero, which says they were not computed"
-        if not infer.any() and np.nanmin(train) < _UNSURE_NATS:
+        if not infer.any() and np.nansum(train) < _UNSURE_NATS:
             return "the sampler's logprobs are all zero, which says they were not recorded"
     return ""
 
