@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from operator import index
 from pathlib import Path
 from typing import Any
@@ -243,6 +244,7 @@ __all__ = ["Writer"]
 _FILE = re.compile(r"[^/]*/step_(?P<step>\d+)\.rank(?P<rank>\d+)(\.generation\d+)?\.parquet")
 _NEEDED = ("token_ids", "mask", "logp_train", "logp_infer", "group")
 _AGAIN = "write the step again, or remove the file"
+_RANK = "trainer_rank"  # label of the rank in a file's name, where there are several
 _HOLED = np.array([None])  # placeholder for ids or flags that contain a null
 
 
@@ -271,11 +273,14 @@ class OwnImporter:
     def rows(
         self, files: Sequence[base.File], refused: base.Refused
     ) -> Iterator[base.Placed | Rows]:
+        several = len({file.rank for file in files}) > 1
         for file in files:
-            yield from _read(file, refused)
+            yield from _read(file, refused, {_RANK: str(file.rank)} if several else {})
 
 
-def _read(file: base.File, refused: base.Refused) -> Iterator[base.Placed | Rows]:
+def _read(
+    file: base.File, refused: base.Refused, labels: Mapping[str, str]
+) -> Iterator[base.Placed | Rows]:
     number = 0
     with _opened(file) as parquet:
         _, why = _version(parquet.schema_arrow, file)
@@ -289,9 +294,11 @@ def _read(file: base.File, refused: base.Refused) -> Iterator[base.Placed | Rows
                 number += batch.num_rows
                 rows = _rows(batch, places)
                 if rows is None:
-                    yield from _one_by_one(batch, places, refused)
+                    for place, row in _one_by_one(batch, places, refused):
+                        yield place, replace(row, labels={**labels, **row.labels})
                 else:
-                    yield rows
+                    of_S = {name: [value] * len(places) for name, value in labels.items()}
+                    yield replace(rows, labels={**of_S, **rows.labels})
         except Exception as error:  # pyarrow raises many types of errors for invalid bytes
             raise MeasurementError(f"{file.name} cannot be read: {error}", hint=_AGAIN) from None
 
