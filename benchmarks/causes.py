@@ -16,7 +16,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.field.unseen_causes import FOUND as CASES
+from tests.field.more_unseen_causes import FOUND as MORE
+from tests.field.unseen_causes import FOUND
 
 from benchmarks.causes_dumps import FAULTS, MODELS, ROWS, STEPS, Dump, dumps
 from benchmarks.experiment.tables import markdown
@@ -27,6 +28,7 @@ from servanda.rl.dumps.judge import DumpOptions, judge_dump
 
 ROOT = Path(__file__).parents[1]
 MEASURED = ROOT / "benchmarks" / "measured" / "causes.json"
+SETS = {"first set": FOUND, "second set": MORE}
 UNSEEN = ROOT / "benchmarks" / "measured" / "causes_unseen.json"
 PAGE = ROOT / "docs" / "explanation" / "causes.md"
 
@@ -150,11 +152,15 @@ def measure(only: Sequence[str], models: Sequence[str], few: bool) -> Iterator[d
 
 def unseen() -> Iterator[dict[str, Any]]:
     """The answers to the cases that were written before their first run."""
-    for case in CASES:
+    for case in [case for cases in SETS.values() for case in cases]:
         with tempfile.TemporaryDirectory() as folder:
             case.make(Path(folder), 0)
             about = {"case": case.name, "kind": case.kind, "causes": sorted(case.causes)}
-            yield about | answered(Path(folder))
+            row = about | answered(Path(folder))
+        print(
+            case.name, row["outcome"], row["cause"], _right(row), "|", row["evidence"], flush=True
+        )
+        yield row
 
 
 def _asked(row: dict[str, Any]) -> bool:
@@ -263,16 +269,18 @@ def _unseen(new: Mapping[str, Sequence[dict[str, Any]]]) -> str:
         for row in new["first"]
     ]
     counted = []
-    for kind, what in (("fault", "faults"), ("unsound", "unsound dumps")):
-        for when in ("first", "now"):
-            of = [row for row in new[when] if row["kind"] == kind]
-            asked, named, right, coverage, _ = scores(of)
-            at = "at the first run" if when == "first" else "now"
-            counted.append((f"{len(of)} {what}, {at}", asked, named, right, coverage))
+    for name, cases in SETS.items():
+        own = {case.name for case in cases}
+        for kind, what in (("fault", "faults"), ("unsound", "unsound dumps")):
+            for when in ("first", "now"):
+                of = [r for r in new[when] if r["kind"] == kind and r["case"] in own]
+                asked, named, right, coverage, _ = scores(of)
+                at = "at the first run" if when == "first" else "now"
+                counted.append((f"{name}: {len(of)} {what}, {at}", asked, named, right, coverage))
     head = ("cases", "asked for a cause", "named", "right", "coverage")
     return (
         "Cases that were written without a look at the source, with their right names committed "
-        "before the first run (`tests/field/unseen_causes.py`):\n\n"
+        "before the first run (`tests/field/unseen_causes.py`, `more_unseen_causes.py`):\n\n"
         + markdown(head, counted)
         + "\n\n"
         + markdown(("case", "right causes", "verdict", "cause at the first run", "now"), lines)
@@ -307,9 +315,10 @@ def main() -> None:
             if not args.only:
                 MEASURED.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     if args.unseen:
-        new = json.loads(UNSEEN.read_text(encoding="utf-8")) if UNSEEN.exists() else {}
+        new = json.loads(UNSEEN.read_text(encoding="utf-8"))
         new["now"] = [*unseen()]
-        new.setdefault("first", new["now"])
+        known = {row["case"] for row in new["first"]}
+        new["first"] += [row for row in new["now"] if row["case"] not in known]
         UNSEEN.write_text(json.dumps(new, indent=1) + "\n", encoding="utf-8")
     if args.write:
         rows = json.loads(MEASURED.read_text(encoding="utf-8"))
