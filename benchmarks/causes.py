@@ -20,6 +20,7 @@ from tests.field.more_unseen_causes import FOUND as MORE
 from tests.field.unseen_causes import FOUND
 
 from benchmarks.causes_dumps import FAULTS, MODELS, ROWS, STEPS, Dump, dumps
+from benchmarks.contradictions import LAW, contradictions
 from benchmarks.experiment.tables import markdown
 from benchmarks.rules import share
 from servanda.judgement.causes.catalogue import UNEXPLAINED
@@ -77,9 +78,10 @@ what is said, and where the run has changed against good runs, the change.
 6. **Otherwise** the place, its share, the two likeliest causes, and the command that separates
    them.
 
-These statements exclude each other, and the tests hold the sentences to it: "alike everywhere" and
-a violated slice that differs; "grows" and a gap that is in one step; a cause and a failed check; an
-engine and a label of the trainer; a cause and a verdict without a violated mean.
+These pairs of statements exclude each other. The benchmark looks for each of them in the answer to
+each dump below, and found {contradictions} in {answers} answers:
+
+{law}
 
 What a dump cannot separate has one name: `numerics` may be precision, quantisation, a constant such
 as an epsilon, kernels that depend on the batch in every row alike, weights of another checkpoint,
@@ -142,6 +144,7 @@ def answered(folder: Path) -> dict[str, Any]:
         "cause": advice.name if advice is not None else "",
         "evidence": advice.cause if named and advice is not None else "",
         "slices": [] if advice is None else [one.entry for one in advice.slices],
+        "contradictions": contradictions(verdict),
     }
 
 
@@ -237,7 +240,11 @@ def page(rows: Sequence[dict[str, Any]], new: Mapping[str, Sequence[dict[str, An
     healthy = [r for r in rows if not FAULTS[r["fault"]].causes]
     healthy += [r for r in new["first"] if r["kind"] == "healthy"]
     said = sum(_asked(r) for r in healthy)
+    answers = [*rows, *new["now"]]
     return _TEXT.format(
+        contradictions=sum(len(r["contradictions"]) for r in answers) or "none",
+        answers=len(answers),
+        law="\n".join(f"- {pair}" for pair in LAW),
         faults=len({r["fault"] for r in broken}),
         strengths=len({(r["fault"], str(r["strength"])) for r in broken}),
         models=len({r["model"] for r in rows}),
