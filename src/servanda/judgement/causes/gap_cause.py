@@ -497,8 +497,9 @@ def _balanced(table: TokenTable) -> bool:
     return above >= _BALANCED * below
 
 
-def _short(name: str) -> str:
-    return CAUSES[name].words.partition(":")[0].replace("{where}", "one label")
+def _short(name: str, place: str = "one label") -> str:
+    words = CAUSES[name].words.partition(":")[0].partition(", {where}")[0]
+    return words.replace("{where}", place)
 
 
 def _grown(shape: Shape) -> bool:
@@ -667,10 +668,11 @@ def _unexplained(
     place = where_of(part)
     also = f", the same tokens as {' and '.join(same)}" if same else ""
     first = _likeliest(part)
+    second = "attention_window" if first == "turns" and _positions(same) else CAUSES[first].rival
     text = (
         f"{100 * share:.0f} % of the gap above noise is in {place}{also}; "
-        f"the others have {rest:.2g}; the likeliest are {_short(first)}, or "
-        f"{_short(CAUSES[first].rival)}"
+        f"the others have {rest:.2g}; the likeliest are {_short(first, place)}, or "
+        f"{_short(second, place)}"
     )
     return Found(UNEXPLAINED, text, rival=first)
 
@@ -682,12 +684,10 @@ def _likeliest(part: Sequence[FoundSlice]) -> str:
         return "blocks"
     if base.startswith(LABEL):
         return "one_kind"
-    if "gte" in conditions and base in ("request.prompt_tokens", "context.position"):
-        return "positions"
+    if base in ("request.prompt_tokens", "context.length", "context.position"):
+        late = "gte" in conditions
+        return "positions" if late else "template" if base == "context.position" else "padding"
     return {
-        "request.prompt_tokens": "padding",
-        "context.position": "template",
-        "context.length": "positions",
         "context.row": "stale_cache",
         "context.turn": "turns",
         "context.turn_position": "retokenised",
