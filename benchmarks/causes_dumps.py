@@ -569,7 +569,7 @@ FAULTS: dict[str, Fault] = {
     "norm_epsilon": engine("norm_epsilon", "softcap", "numerics", tune=(1e4,), test=(1e5,)),
     "softcap": engine("softcap", "softcap", "temperature", tune=(10.0,), test=(7.0,)),
     "wrong_rope_base": engine("wrong_rope_base", "positions", "numerics", tune=(2.0,), test=(4.0,)),
-    "attention_window": engine("attention_window", "attention_window", tune=(48,), test=(64,)),
+    "attention_window": engine("attention_window", "long_context", tune=(48,), test=(64,)),
     "corrupted_vocabulary": engine(
         "corrupted_vocabulary", "vocabulary", "head", tune=(0.5,), test=(0.3,)
     ),

@@ -171,7 +171,7 @@ _ALL = (
     ),
     Cause(
         "temperature",
-        "a temperature, or another scale of the logits, that one side alone applies",
+        "a temperature, a cap or another scale of the logits, that one side alone applies",
         "softcap",
         "whether the sampled tokens follow the logprobs that the engine reports",
         _SELFTEST,
@@ -284,12 +284,12 @@ _ALL = (
     Cause(
         "blocks",
         "the edges of blocks: a paged cache, a prefill in pieces, or a kernel's tile",
-        "attention_window",
+        "long_context",
         "prompts of these lengths, through both sides",
         f"{_COMPARE} --prompts FILE",
     ),
     Cause(
-        "attention_window",
+        "long_context",
         "long contexts: attention that does not reach back as far (a window, a mask), or positions "
         "that are wrong from there on",
         "positions",
@@ -299,7 +299,7 @@ _ALL = (
     Cause(
         "positions",
         "an error that grows along the answer: positions, or a low-precision cache",
-        "attention_window",
+        "long_context",
         "long prompts in float32, through both sides",
         f"{_COMPARE} --prompts FILE",
     ),
@@ -527,7 +527,7 @@ REMEDIES: Mapping[str, Remedy] = {
         "--no-enable-prefix-caching, --no-enable-chunked-prefill)",
         _relations("cache length"),
     ),
-    "attention_window": Remedy(
+    "long_context": Remedy(
         "use the same attention window and the same rope scaling on both sides",
         _modules,
     ),

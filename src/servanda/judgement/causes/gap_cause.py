@@ -220,9 +220,15 @@ def _of_checks(case: Case, problems: Mapping[str, str]) -> Found:
     else:
         return Found(name, text)
     if found.name not in (*EXACT, "top_p"):
-        return Found(name, text)
+        return Found(name if check != "line_up" or _shifted(case) else "unsound", text)
     place = f", in {found.where}" if found.where else ""
     return Found(found.name, f"{text}; {found.text}{place}")
+
+
+def _shifted(case: Case) -> bool:
+    """Whether another lag than 0 explains some of the gap."""
+    (one,) = accounts(*case.parts, case.noise, {"shift": EXACT["shift"]}) or (None,)
+    return one is not None and one.share > _SOME
 
 
 def _few_zeros(table: TokenTable) -> bool:
@@ -349,9 +355,12 @@ def _kind_of(
         shape = shape_of(table, table.numbers[base])
         if shape is not None and shape.kind == "ramp":
             return "positions"
-        if base == "context.position" and tokens <= _LATE:
-            return "end_of_answer" if _ends(case, inside_K) else "attention_window"
-        return "attention_window" if shape is None or shape.kind == "jump" else None
+        ends = base == "context.position" and tokens <= _LATE and _ends(case, inside_K)
+        long = base == "context.length" or _positions(same)
+        if ends == long:  # both, or neither
+            return None
+        jumps = shape is None or shape.kind == "jump"
+        return "end_of_answer" if ends else "long_context" if jumps else None
     if base in ("request.prompt_tokens", "context.length") and "lt" in conditions:
         if "context.position" in bases:
             return "template"
@@ -668,7 +677,7 @@ def _unexplained(
     place = where_of(part)
     also = f", the same tokens as {' and '.join(same)}" if same else ""
     first = _likeliest(part)
-    second = "attention_window" if first == "turns" and _positions(same) else CAUSES[first].rival
+    second = "long_context" if first == "turns" and _positions(same) else CAUSES[first].rival
     text = (
         f"{100 * share:.0f} % of the gap above noise is in {place}{also}; "
         f"the others have {rest:.2g}; the likeliest are {_short(first, place)}, or "

@@ -38,7 +38,9 @@ _OTHER_FACTOR = 0.05  # share of the gap that any other factor leaves
 _DECIMALS = (1.0, 0.5, 0.25, 0.1, 0.05, 0.01, 0.005, 0.001, *(2.0**-k for k in range(3, 9)))
 _ON_GRID = 0.98  # share of the values
 _AT_BOUND = 0.002  # share of the tokens with one value, the lowest or the highest
-_CONSTANT = 0.8
+_CONSTANT = 0.005  # share of the tokens with one value that stands for no number
+_CONSTANT_EXPLAINS = 0.5
+_MOST_AT_BOUND = 0.5
 _PENALTY_Z = 1.0, 3.0  # standard errors of the mean weights of repeated and of other tokens
 _MOST_REPEATED = 0.6  # share of the repeated tokens that a penalty moves its way
 _UNRELATED = 0.3  # largest correlation of the two sides
@@ -110,14 +112,18 @@ def _at_random(table: TokenTable, seed: int) -> TokenTable:
 
 
 def _constant(_: TokenTable, tested: TokenTable) -> tuple[Array, str] | None:
+    """One value, such as -1, -100 or -inf, stands where a side has no number."""
     for side, logp_K in (("engine", tested.infer_K), ("trainer", tested.train_K)):
-        value, n = np.unique(logp_K[np.isfinite(logp_K)], return_counts=True)
+        value, n = np.unique(logp_K[~np.isnan(logp_K)], return_counts=True)
         if not len(n) or n.max() < _CONSTANT * len(tested):
             continue
         most = float(value[n.argmax()])
         share = 100 * n.max() / len(tested)
-        text = f"the {side}'s logprob is {most:g} at {share:.0f} % of these tokens"
-        return np.where(logp_K == most, 0.0, tested.gap_K), text
+        percent = f"{share:.0f}" if share >= 10 else f"{share:.1f}"
+        text = f"the {side}'s logprob is {most:g} at {percent} % of these tokens"
+        left_K = np.where(logp_K == most, 0.0, tested.gap_K)
+        if left_K.mean() < (1 - _CONSTANT_EXPLAINS) * tested.gap_K.mean():
+            return left_K, text
     return None
 
 
@@ -190,7 +196,7 @@ def _clamp(chosen: TokenTable, tested: TokenTable) -> tuple[Array, str] | None:
         if not len(known_K):
             continue
         for way, bound in (("below", float(known_K.min())), ("above", float(known_K.max()))):
-            if (known_K == bound).mean() < _AT_BOUND or bound == 0:
+            if not _AT_BOUND <= (known_K == bound).mean() <= _MOST_AT_BOUND or bound == 0:
                 continue
 
             def left(
@@ -403,11 +409,11 @@ def _few(chosen: TokenTable, tested: TokenTable) -> tuple[Array, str] | None:
 
 
 EXACT: Mapping[str, Fit] = {
-    "missing_data": _constant,
     "shift": _shift,
     "unit": _unit,
     "rounding": _rounding,
     "clamp": _clamp,
+    "missing_data": _constant,
     "other_tokens": _other_tokens,
 }
 SETTINGS: Mapping[str, Fit] = {
@@ -427,6 +433,7 @@ FLEXIBLE: Mapping[str, Fit] = {"softcap": _of_logp, "head": _of_ids, "routing": 
 _MOST_BINS = 12
 _FEW = 30  # fewest tokens of a bin
 _CLEAR = 6.0  # of the squared errors, between a jump and a ramp
+_LEVEL, _LEVEL_ERRORS = 0.3, 3.0  # of a jump's height, and standard errors: one level on each side
 
 
 @dataclass(frozen=True)
@@ -436,7 +443,8 @@ class Shape:
     A rate is the gap of some tokens over that of all tokens of about the same logprob.
 
     Args:
-        kind: flat, a jump at one value, or a ramp; "unclear" where a jump and a ramp fit alike.
+        kind: flat, a jump at one value, or a ramp; "unclear" where both fit alike, or a jump fits
+            better and its sides are not level.
         above: whether the larger rate comes after a jump.
         times: the larger rate of the shape over the smaller.
         start: rate at the beginning over that at the end.
@@ -478,12 +486,16 @@ def shape_of(table: TokenTable, column_K: Array, of_K: Array | None = None) -> S
     ramp, z = rest(line), slope * math.sqrt(spread)
     levels = min(_jumps(rate, weight), key=rest)
     jump = rest(levels)
+    height = float(np.ptp(levels))
+    uneven = np.abs(rate - levels) > np.maximum(_LEVEL * height, _LEVEL_ERRORS * error)
+    if len(np.unique(column_K[known_K])) > len(rate):  # of the values at the edge a bin has both
+        uneven[np.flatnonzero(np.diff(levels))[:, None] + [0, 1]] = False
     ends = max(float(line[0]), 1e-9), max(float(line[-1]), 1e-9)
     stepped = float(levels[-1]), float(levels[0])
     kind: Literal["flat", "jump", "ramp", "unclear"]
     if flat - min(ramp, jump) < 9.0:
         kind = "flat"
-    elif abs(ramp - jump) < _CLEAR:
+    elif abs(ramp - jump) < _CLEAR or (jump < ramp and uneven.any()):
         kind = "unclear"
     else:
         kind = "ramp" if ramp < jump else "jump"
