@@ -9,6 +9,7 @@ Logprobs of faulty kernels are kept in build/causes/, so that a second run takes
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import tempfile
 from collections import Counter
@@ -16,8 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.field.more_unseen_causes import FOUND as MORE
-from tests.field.unseen_causes import FOUND
+from tests.field import more_unseen_causes, third_unseen_causes, unseen_causes
 
 from benchmarks.causes_dumps import FAULTS, MODELS, ROWS, STEPS, Dump, dumps
 from benchmarks.contradictions import LAW, contradictions
@@ -35,7 +35,11 @@ ONE_NAME = {
     "positions": {"long_context"},
     "softcap": {"temperature"},
 }
-SETS = {"first set": FOUND, "second set": MORE}
+SETS = {
+    "first set": unseen_causes.FOUND,
+    "second set": more_unseen_causes.FOUND,
+    "third set": third_unseen_causes.FOUND,
+}
 UNSEEN = ROOT / "benchmarks" / "measured" / "causes_unseen.json"
 PAGE = ROOT / "docs" / "explanation" / "causes.md"
 
@@ -66,7 +70,7 @@ what is said, and where the run has changed against good runs, the change.
    by itself.
 3. **Which transform**, on the tokens of that place, or on all of them. Each is fitted on the first
    part and judged on the second by the gap that it leaves. Some predict the other side's number:
-   another unit, a shift, rounding, a bound, one number for all, other tokens. Settings of the
+   another unit, a shift, rounding, a bound, one number for many, other tokens. Settings of the
    sampler (a cut, a temperature for all or by sequence, a penalty) depend on probabilities that no
    record has; they leave the gap to the nearest pair of numbers that is possible under them, and
    that is compared with what they leave of the same gap with signs at random, as noise has them.
@@ -164,7 +168,7 @@ def measure(only: Sequence[str], models: Sequence[str], few: bool) -> Iterator[d
 
 def unseen() -> Iterator[dict[str, Any]]:
     """The answers to the cases that were written before their first run."""
-    for case in [case for cases in SETS.values() for case in cases]:
+    for case in itertools.chain(*SETS.values()):
         with tempfile.TemporaryDirectory() as folder:
             case.make(Path(folder), 0)
             names = case.causes.union(*(ONE_NAME.get(name, ()) for name in case.causes))
@@ -291,13 +295,15 @@ def _unseen(new: Mapping[str, Sequence[dict[str, Any]]]) -> str:
         for kind, what in (("fault", "faults"), ("unsound", "unsound dumps")):
             for when in ("first", "now"):
                 of = [r for r in new[when] if r["kind"] == kind and r["case"] in own]
+                if not of:
+                    continue
                 asked, named, right, coverage, _ = scores(of)
                 at = "at the first run" if when == "first" else "now"
                 counted.append((f"{name}: {len(of)} {what}, {at}", asked, named, right, coverage))
     head = ("cases", "asked for a cause", "named", "right", "coverage")
     return (
         "Cases that were written without a look at the source, with their right names committed "
-        "before the first run (`tests/field/unseen_causes.py`, `more_unseen_causes.py`):\n\n"
+        "before the first run (`tests/field/*unseen_causes.py`):\n\n"
         + markdown(head, counted)
         + "\n\n"
         + markdown(("case", "right causes", "verdict", "cause at the first run", "now"), lines)
