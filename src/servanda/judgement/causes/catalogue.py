@@ -438,7 +438,7 @@ REMEDIES: Mapping[str, Remedy] = {
         "align the arrays: the logprob of a token comes from the logits of the token before it",
         _modules,
     ),
-    "unsound": Remedy("mend the rows that the check names, or leave them out", _modules),
+    "unsound": Remedy("repair the rows that the check names, or leave them out", _modules),
     "copies": Remedy("write each row once", _modules),
     "other_tokens": Remedy(
         "pair the two sides by the id of a request and of a token, not by their order", _modules

@@ -3,7 +3,7 @@
 # A cause is named if it explains most of the gap above noise on sequences that did not choose it,
 # leaves the rest at noise, and does so clearly better than the next one.  A failed data check is
 # the cause itself.  "Alike everywhere" is said after the test that it is so.  In any other case
-# the answer is the place, if there is one, and the two likeliest causes.
+# the answer is the place, if there is one, and the two most likely causes.
 #
 # Axes: K tokens, Q sequences.
 
@@ -488,7 +488,7 @@ def _everywhere(case: Case, steps: Shape | None) -> Found:
             return Found("numerics", text)
     likely = sorted((one for one in [*tried, *flexible] if one.share > _SOME), key=_by_share)[:2]
     if likely:
-        text += f"; the likeliest {'is' if len(likely) == 1 else 'are'} " + ", or ".join(
+        text += "; most likely " + ", or ".join(
             f"{_short(one.name)} ({100 * one.share:.0f} % of the gap above noise)" for one in likely
         )
     rival = likely[0].name if likely else "numerics" if alike else ""
@@ -673,23 +673,23 @@ def _unexplained(
     rest: float,
     same: Sequence[str] = (),
 ) -> Found:
-    """A place without a cause: where, how much, and what is likeliest there."""
+    """A place without a cause: where, how much, and what is most likely there."""
     place = where_of(part)
     also = f", the same tokens as {' and '.join(same)}" if same else ""
-    first = _likeliest(part)
+    first = _most_likely(part)
     second = "long_context" if first == "turns" and _positions(same) else CAUSES[first].rival
     text = (
         f"{100 * share:.0f} % of the gap above noise is in {place}{also}; "
-        f"the others have {rest:.2g}; the likeliest are {_short(first, place)}, or "
+        f"the others have {rest:.2g}; most likely {_short(first, place)}, or "
         f"{_short(second, place)}"
     )
     return Found(UNEXPLAINED, text, rival=first)
 
 
-def _likeliest(part: Sequence[FoundSlice]) -> str:
+def _most_likely(part: Sequence[FoundSlice]) -> str:
     field, conditions = part[0].first
     base, modulus = modulo(field)
-    if modulus is not None:
+    if modulus is not None and base != "context.row":
         return "blocks"
     if base.startswith(LABEL):
         return "one_kind"

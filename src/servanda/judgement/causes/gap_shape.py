@@ -462,7 +462,7 @@ def shape_of(table: TokenTable, column_K: Array, of_K: Array | None = None) -> S
     """The shape along a column of numbers; None with fewer than three values.
 
     Args:
-        of_K: mask of the tokens that are looked at.
+        of_K: mask of the tokens that are examined.
     """
     known_K = ~np.isnan(column_K)
     if of_K is not None:

@@ -281,7 +281,9 @@ def _answer(answer: DumpVerdict) -> Iterator[str]:
             yield f"         those of {names};"
             yield "         the other red slices share tokens with them"
     elif verdict.outcome == "violated":
-        yield "VIOLATED on the whole: no slice explains it."
+        found = verdict.advice is not None and bool(verdict.advice.slices)
+        known = "no slice of the contract explains it; the search found the slice above"
+        yield f"VIOLATED on the whole: {known if found else 'no slice explains it'}."
     elif doubtful := [c for c in verdict.cells if c.metric == OUTLIERS and c.enforced and c.open]:
         yield f"{word}: {doubtful[0].note}"
     elif hidden := [c for c in verdict.cells if c.enforced and c.reason in ONLY_FILTERED]:

@@ -40,7 +40,7 @@ class Soundness:
     can be pickled.
 
     >>> [finding.state for finding in Soundness().findings()][:2]
-    ['unsound', 'ok']
+    ['ok', 'unsound']
     """
 
     def __init__(self, *, alone: bool = False) -> None:

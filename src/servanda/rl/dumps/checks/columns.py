@@ -275,8 +275,8 @@ class Zeros(Sums):
             )
         reason = "missing values that were written as 0"
         if self.in_runs > _IN_RUNS * filled:
-            reason = (
-                "most of them beside another one, as of text that the engine did not sample; does "
+            reason += (
+                ", or tokens that the engine did not sample, as most are beside another one: does "
                 "the loss mask cover tool results?"
             )
         text = (
