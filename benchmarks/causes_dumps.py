@@ -418,9 +418,16 @@ def repetition_penalty(world: World, value: float) -> Any:
 
 
 def mixed(world: World, fault: str, value: Any, some: Array, scale: Array | float = 1.0) -> Record:
-    """A healthy record, with the gap of a fault on some tokens."""
-    record = world.healthy
-    record.train += np.where(some, scale * world.gap(fault, value), 0.0)
+    """A healthy record, with the gap of a fault on some tokens.
+
+    A scaled gap is normalised, so that its weights have the mean 1 of two laws.
+    """
+    record, gap = world.healthy, world.gap(fault, value)
+    scales = np.broadcast_to(scale, gap.shape)
+    for one in set(np.unique(scales)) - {1.0}:
+        scaled = one * gap[scales == one]
+        gap[scales == one] = scaled - np.log(np.exp(scaled).mean())
+    record.train += np.where(some, gap, 0.0)
     return record
 
 
@@ -567,7 +574,7 @@ FAULTS: dict[str, Fault] = {
     "stale_weights": engine("stale_weights", "numerics", tune=(3.0,), test=(5.0,)),
     "bf16_logits": engine("bf16_logits", "numerics", tune=(True,), test=()),
     "norm_epsilon": engine("norm_epsilon", "softcap", "numerics", tune=(1e4,), test=(1e5,)),
-    "softcap": engine("softcap", "softcap", "temperature", tune=(10.0,), test=(7.0,)),
+    "softcap": engine("softcap", "softcap", "temperature", "numerics", tune=(10.0,), test=(7.0,)),
     "wrong_rope_base": engine("wrong_rope_base", "positions", "numerics", tune=(2.0,), test=(4.0,)),
     "attention_window": engine("attention_window", "long_context", tune=(48,), test=(64,)),
     "corrupted_vocabulary": engine(

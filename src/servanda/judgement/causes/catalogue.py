@@ -234,7 +234,7 @@ _ALL = (
     ),
     Cause(
         "stale_cache",
-        "a prefix cache: entries that are wrong, or outlive a sync",
+        "a prefix cache whose entries are wrong or outlive a sync, or responses of older weights",
         "stale_replica",
         "a sync with the prefix cache reset after it",
         "servanda preflight --checkpoint DIR --url URL",
@@ -341,7 +341,7 @@ _ALL = (
     Cause(
         "numerics",
         "the arithmetic, a constant, the weights or the context of one side, throughout: "
-        "precision, quantisation, rope, epsilon, kernels that depend on the batch, another "
+        "precision, quantisation, rope, epsilon, a cap, kernels that depend on the batch, another "
         "checkpoint, or other tokens before each prompt",
         "stale_weights",
         "whether both sides have the same weights, and how large the gap is in float32",

@@ -63,6 +63,7 @@ _TWO = 0.3  # least share of the larger of two places
 _GROWS, _SURE_Z = 1.5, 3.0
 _AT_START = 0.35  # a first step below this share of the last: nothing was wrong before an update
 _STALE_CONCENTRATION, _WORST = 0.75, 0.3  # share of the gap in the worst sequences with so much
+_GROWING = ("stale_weights", "precision_drift", "stale_cache")
 _OLD = 2.0  # times the rate of tokens of the current weights
 _EARLY, _LATE = 0.4, 0.25  # share of the tokens that are a beginning, and an end
 _BEGINNING = 48  # tokens of a response
@@ -246,7 +247,8 @@ def _of_gap(case: Case) -> Found:
         share, rest = case.share(main_K)
         _, left = case.share(np.any([_mask(part, table) for part in parts], axis=0))
         together = sum(case.share(_mask(part, table))[0] for part in parts)
-        if together >= EXPLAINS and left <= case.remains and share >= _TWO:
+        enough = share >= EXPLAINS or (share >= _TWO and all(map(_of_a_kind, parts)))
+        if together >= EXPLAINS and left <= case.remains and enough:
             found = _in_place(case, main, main_K, share)
             more = "; ".join(map(where_of, parts[1:]))
             return replace(found, text=f"{found.text}; more remains: {more}") if more else found
@@ -254,7 +256,9 @@ def _of_gap(case: Case) -> Found:
     if odd is not None and (found := _of_sequences(case, odd, steps)) is not None:
         return found
     found = _everywhere(case, steps)
-    if found.name == UNEXPLAINED and main is not None:
+    if main is not None and (
+        found.name == UNEXPLAINED or (found.name in _GROWING and share >= _TWO)
+    ):
         return _unexplained(main, share, rest)
     return found
 
@@ -262,11 +266,26 @@ def _of_gap(case: Case) -> Found:
 # the place
 
 
+def _of_a_kind(part: Sequence[FoundSlice]) -> bool:
+    """Whether a place is one of a label or of steps: of those there may be two faults at once.
+
+    Two places of tokens are more often one fault that is not understood.
+    """
+    return part[0].first[0].startswith((LABEL, STEP))
+
+
 def _families(case: Case) -> list[list[FoundSlice]]:
-    """The slices by field, those with the most of the gap first; of a field they are one place."""
+    """The slices by field, those with the most of the gap first; of a field they are one place.
+
+    A slice inside another one is no place of its own.
+    """
     of: dict[tuple[str, ...], list[FoundSlice]] = {}
-    for found in case.slices:
-        if not _grows_from(case, found):
+    slices = [found for found in case.slices if not _grows_from(case, found)]
+    mask_of_each = [mask_of(found.match, case.table) for found in slices]
+    for at, found in enumerate(slices):
+        own_K = mask_of_each[at]
+        others = [mask_K for i, mask_K in enumerate(mask_of_each) if i != at]
+        if not any((own_K <= mask_K).all() and (own_K < mask_K).any() for mask_K in others):
             of.setdefault(tuple(found.match), []).append(found)
 
     def own(part: list[FoundSlice]) -> float:
@@ -359,8 +378,7 @@ def _kind_of(
         long = base == "context.length" or _positions(same)
         if ends == long:  # both, or neither
             return None
-        jumps = shape is None or shape.kind == "jump"
-        return "end_of_answer" if ends else "long_context" if jumps else None
+        return "end_of_answer" if ends else "long_context"
     if base in ("request.prompt_tokens", "context.length") and "lt" in conditions:
         if "context.position" in bases:
             return "template"

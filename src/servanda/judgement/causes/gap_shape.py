@@ -46,6 +46,7 @@ _MOST_REPEATED = 0.6  # share of the repeated tokens that a penalty moves its wa
 _UNRELATED = 0.3  # largest correlation of the two sides
 _LIKE = 0.3  # of the gap of unrelated tokens: distributions that are alike
 _BINS, _PRIOR = 40, 5.0
+_SOME_IDS = 0.3  # share of the tokens
 _RARE, _FAR = 0.1, 3.0  # share of the tokens; times the gap that the others reach
 
 
@@ -396,6 +397,22 @@ def _of_ids(chosen: TokenTable, tested: TokenTable) -> tuple[Array, str] | None:
     return left_K, "each token id has its own log ratio"
 
 
+def _some_ids(chosen: TokenTable, tested: TokenTable) -> tuple[Array, str] | None:
+    """Some token ids with most of the gap, and few of the tokens."""
+    if (chosen.token_K < 0).all():
+        return None
+    size, whole = _size(chosen, tested), float(chosen.gap_K.mean())
+    mean_V = _means(np.maximum(chosen.token_K, 0), chosen.gap_K - whole, size) + whole
+    odd_K = (mean_V > _FAR * whole)[np.maximum(tested.token_K, 0)]
+    if not 0 < odd_K.mean() <= _SOME_IDS:
+        return None
+    ids = np.unique(tested.token_K[odd_K])
+    text = (
+        f"{len(ids)} token ids, such as {ids[0]}, have it, {100 * odd_K.mean():.2g} % of the tokens"
+    )
+    return np.where(odd_K, 0.0, tested.gap_K), text
+
+
 def _few(chosen: TokenTable, tested: TokenTable) -> tuple[Array, str] | None:
     """Few tokens anywhere with most of the gap, beyond what the body of the others reaches."""
     far = _FAR * float(np.quantile(chosen.gap_K, 1 - _RARE))
@@ -424,7 +441,12 @@ SETTINGS: Mapping[str, Fit] = {
 _BY_SEQUENCE = "temperature by sequence"
 _POSSIBLE = (*SETTINGS.values(), _temperatures)
 TRANSFORMS: Mapping[str, Fit] = EXACT | SETTINGS | {_BY_SEQUENCE: _temperatures}
-FLEXIBLE: Mapping[str, Fit] = {"softcap": _of_logp, "head": _of_ids, "routing": _few}
+FLEXIBLE: Mapping[str, Fit] = {
+    "softcap": _of_logp,
+    "head": _of_ids,
+    "vocabulary": _some_ids,
+    "routing": _few,
+}
 
 
 # The shape of a gap along an ordered field: the step, a position, an age.
@@ -488,8 +510,9 @@ def shape_of(table: TokenTable, column_K: Array, of_K: Array | None = None) -> S
     jump = rest(levels)
     height = float(np.ptp(levels))
     uneven = np.abs(rate - levels) > np.maximum(_LEVEL * height, _LEVEL_ERRORS * error)
-    if len(np.unique(column_K[known_K])) > len(rate):  # of the values at the edge a bin has both
-        uneven[np.flatnonzero(np.diff(levels))[:, None] + [0, 1]] = False
+    if len(np.unique(column_K[known_K])) > len(rate):  # the edge may be within a bin
+        beside = np.flatnonzero(np.diff(levels))[:, None] + [0, 1]
+        uneven[beside] &= bool(uneven[beside].all())
     ends = max(float(line[0]), 1e-9), max(float(line[-1]), 1e-9)
     stepped = float(levels[-1]), float(levels[0])
     kind: Literal["flat", "jump", "ramp", "unclear"]
