@@ -114,7 +114,7 @@ def packed(folder, broken):
     command="servanda check DIR",
     state="caught",
     exit=1,
-    says="the first tokens after a tool result, perhaps lost or tokenised differently; 100 %",
+    says="perhaps lost or tokenised differently, in the first token of a turn",
 )
 def tokenised_again(folder, broken):
     def how(step):
@@ -190,7 +190,7 @@ def bypassed(folder, broken):
     command="servanda check DIR",
     state="caught",
     exit=1,
-    says="low precision whose error grows with the weights; drift that grows, x2",
+    says="low precision whose error grows with the weights; it grows x2",
 )
 def fp8_drifts(folder, broken):
     def how(step):

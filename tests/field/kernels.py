@@ -281,7 +281,7 @@ def equal_servers():
     command="servanda check DIR",
     state="caught",
     exit=1,
-    says="a prefix cache that outlives a sync looks like this",
+    says="most likely a prefix cache",
 )
 def stale_prefixes(folder, broken):
     def how(step):

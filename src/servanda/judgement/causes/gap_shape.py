@@ -40,12 +40,14 @@ _ON_GRID = 0.98  # share of the values
 _AT_BOUND = 0.002  # share of the tokens with one value, the lowest or the highest
 _CONSTANT = 0.005  # share of the tokens with one value that stands for no number
 _CONSTANT_EXPLAINS = 0.5
+_ALONE = 5.0  # times the tokens of any other value
 _MOST_AT_BOUND = 0.5
 _PENALTY_Z = 1.0, 3.0  # standard errors of the mean weights of repeated and of other tokens
 _MOST_REPEATED = 0.6  # share of the repeated tokens that a penalty moves its way
 _UNRELATED = 0.3  # largest correlation of the two sides
 _LIKE = 0.3  # of the gap of unrelated tokens: distributions that are alike
 _BINS, _PRIOR = 40, 5.0
+_OF_KEPT = 5.0  # the mean mass that a cut keeps over the least of any context
 _SOME_IDS = 0.3  # share of the tokens
 _RARE, _FAR = 0.1, 3.0  # share of the tokens; times the gap that the others reach
 
@@ -119,6 +121,9 @@ def _constant(_: TokenTable, tested: TokenTable) -> tuple[Array, str] | None:
         if not len(n) or n.max() < _CONSTANT * len(tested):
             continue
         most = float(value[n.argmax()])
+        others = n[(value != most) & (value != 0)]  # a sure token has 0
+        if n.max() < _ALONE * others.max(initial=0):
+            continue
         share = 100 * n.max() / len(tested)
         percent = f"{share:.0f}" if share >= 10 else f"{share:.1f}"
         text = f"the {side}'s logprob is {most:g} at {percent} % of these tokens"
@@ -327,7 +332,8 @@ def _cut(_: TokenTable, tested: TokenTable) -> tuple[Array, str] | None:
         f"the engine cannot sample {100 * mass:.2g} % of the trainer's mass and renormalises the "
         f"rest: a top-p of at most {_rest(mass)}, a top-k or a min-p"
     )
-    return gap(np.maximum(np.maximum(d_K, math.log(_LEAST_MASS) - d_K), 0.0)), text
+    least = math.log(min(_LEAST_MASS, (1 - mass) / _OF_KEPT))
+    return gap(np.maximum(np.maximum(d_K, least - d_K), 0.0)), text
 
 
 def _rest(mass: float) -> str:
