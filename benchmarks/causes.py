@@ -17,7 +17,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.field import more_unseen_causes, third_unseen_causes, unseen_causes
+from tests.field import (
+    fourth_unseen_causes,
+    more_unseen_causes,
+    third_unseen_causes,
+    unseen_causes,
+)
 
 from benchmarks.causes_dumps import FAULTS, MODELS, ROWS, STEPS, Dump, dumps
 from benchmarks.contradictions import LAW, contradictions
@@ -39,6 +44,7 @@ SETS = {
     "first set": unseen_causes.FOUND,
     "second set": more_unseen_causes.FOUND,
     "third set": third_unseen_causes.FOUND,
+    "fourth set": fourth_unseen_causes.FOUND,
 }
 UNSEEN = ROOT / "benchmarks" / "measured" / "causes_unseen.json"
 PAGE = ROOT / "docs" / "explanation" / "causes.md"
