@@ -273,9 +273,9 @@ class OwnImporter:
     def rows(
         self, files: Sequence[base.File], refused: base.Refused
     ) -> Iterator[base.Placed | Rows]:
-        several = len({file.rank for file in files}) > 1
+        ranks = {file.rank for file in files}
         for file in files:
-            yield from _read(file, refused, {_RANK: str(file.rank)} if several else {})
+            yield from _read(file, refused, {_RANK: str(file.rank)} if len(ranks) > 1 else {})
 
 
 def _read(
