@@ -96,6 +96,11 @@ KNOWN = {
         "steps 4 to 6, and not the other",
     ),
     "a change": ({"noise": lambda step: 0.05 + 0.4 * (step >= 4)}, "change", "step from 4 on"),
+    "a queue that fills in four steps": (
+        {"steps": 12, "noise": lambda step: 0.01 + 0.12 * min(step - 1, 3)},
+        "stale_weights",
+        "over the steps; step 1 has",
+    ),
     "noise that ends": ({"noise": lambda step: 0.3 - 0.04 * step}, UNEXPLAINED, "uneven by step"),
     "some steps alone": (
         {"noise": lambda step: 0.1 + 0.2 * (step % 2)},
@@ -169,6 +174,11 @@ WRITTEN = {
     ),
     "another response": ({"infer": _shuffled}, "other_tokens", "unrelated tokens (correlation"),
     "the token before": ({"infer": _lagged}, "shift", "engine's logprob of the token +1"),
+    "a number where there is none": (
+        {"infer": lambda t: np.where(np.arange(len(t)) % 9 == 3, -100.0, t.infer_K)},
+        "missing_data",
+        "the engine's logprob is -100 at 11 %",
+    ),
     "one number": (
         {"infer": lambda t: np.full(len(t), -0.7)},
         "missing_data",
@@ -196,6 +206,16 @@ def test_what_is_written_in_a_few_sequences_is_named_there(name):
     drawn = table(4, noise=0.01, size=96)
     found = explain(_with(drawn, drawn.sequence_K % 37 == 5, **how), LIMIT)
     assert found.cause == cause and "in a few sequences" in found.text
+
+
+def test_ids_that_are_no_range_are_named():
+    drawn = table(4, noise=0.02)
+    token_K = drawn.token_K % 25
+    wrong_K = np.isin(token_K, (3, 11, 19))
+    moved_K = np.where(wrong_K, 2 * np.random.default_rng(0).standard_normal(len(drawn)), 0)
+    train_K = np.minimum(drawn.train_K + moved_K, 0)
+    found = explain(replace(drawn, token_K=token_K, train_K=train_K), LIMIT)
+    assert found.cause == "vocabulary" and "3 token ids, such as 3, have it" in found.text
 
 
 def test_a_penalty_is_seen_by_the_signs_of_repeated_tokens():
