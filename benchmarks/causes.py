@@ -84,7 +84,8 @@ what is said, and where the run has changed against good runs, the change.
    jump, age, few tokens anywhere, token ids, or a function of the logprob.
 5. **Named or not.** A cause is named if it explains at least 80 % of the gap above noise (90 % for
    a cut or a temperature), leaves the rest within the limit, and explains clearly more than the
-   next one; of causes that explain alike, the one with fewer parameters. Noise is taken as half of
+   next one; of causes that explain alike, the one with fewer parameters. Of two places that are
+   labels or steps, the larger is named, and what remains is said. Noise is taken as half of
    the limit, or a quarter of the gap if that is less. A label accuses only the side that it
    belongs to: `rank` the trainer, `replica` and `engine` the engine, any other label the requests;
    where labels of both sides cut out the same tokens, both are said. `numerics`, the same
@@ -139,9 +140,10 @@ or token, as replicas, caches and updates do.
 
 
 _IN_VIEW = """\
-The functions and their thresholds were written with the dumps of these models in view, which are
-bundled or made from a bundled one, so that the table is no measure of how often a name is right on
-another model. The cases below it are."""
+The functions and their thresholds were written with the dumps of these models in view, which are a
+real language model and others that are bundled or made from a bundled one. So the table is no
+measure of how often a name is right on another model or for another fault. The cases below it
+are."""
 _HELD_OUT = """\
 The functions and their thresholds were written with the dumps of the first row in view. The models
 of the second row were not looked at until they were final."""
@@ -233,11 +235,11 @@ def _given(rows: Sequence[dict[str, Any]]) -> tuple[str, str]:
 def page(rows: Sequence[dict[str, Any]], new: Mapping[str, Sequence[dict[str, Any]]]) -> str:
     broken = [row for row in rows if FAULTS[row["fault"]].causes]
     held = [r for r in broken if not MODELS[r["model"]].looked_at]
-    names = [m for m, model in MODELS.items() if not model.looked_at]
+    names = [m for m, model in MODELS.items() if not model.looked_at or model.folder]
     parts = {
         "written with them in view": [r for r in broken if MODELS[r["model"]].looked_at],
         "held out": held,
-        **{f"of these {name}": [r for r in held if r["model"] == name] for name in names},
+        **{f"of these {name}": [r for r in broken if r["model"] == name] for name in names},
     }
     head = ("models", "asked for a cause", "named", "right", "coverage", "not asked")
     table = []

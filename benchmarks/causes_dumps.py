@@ -54,9 +54,7 @@ MODELS = {
     "qwen3, 2 layers, trained": Model("qwen3", 12, 0.0, False, layers=2, looked_at=False),
     "llama, 3 layers, trained": Model("llama", 13, 0.0, False, layers=3, looked_at=False),
     "qwen3, 5 layers, trained": Model("qwen3", 14, 0.0, False, layers=5, looked_at=False),
-    "SmolLM2-135M": Model(
-        "real", 21, 0.0, False, looked_at=False, folder=".venvs/real-model/float32"
-    ),
+    "SmolLM2-135M": Model("real", 21, 0.0, False, folder=".venvs/real-model/float32"),
 }
 _TRAINED_STEPS = 400
 # strengths of dumps of trained models, where those between the used ones are none or no others

@@ -221,15 +221,10 @@ def _of_checks(case: Case, problems: Mapping[str, str]) -> Found:
     else:
         return Found(name, text)
     if found.name not in (*EXACT, "top_p"):
-        return Found(name if check != "line_up" or _shifted(case) else "unsound", text)
+        at_no_lag = check == "line_up" and "shifted" not in text
+        return Found("unsound" if at_no_lag else name, text)
     place = f", in {found.where}" if found.where else ""
     return Found(found.name, f"{text}; {found.text}{place}")
-
-
-def _shifted(case: Case) -> bool:
-    """Whether another lag than 0 explains some of the gap."""
-    (one,) = accounts(*case.parts, case.noise, {"shift": EXACT["shift"]}) or (None,)
-    return one is not None and one.share > _SOME
 
 
 def _few_zeros(table: TokenTable) -> bool:
