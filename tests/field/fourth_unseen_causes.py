@@ -11,17 +11,18 @@ true, or where the columns, ids, places, steps and labels cannot tell them apart
 from __future__ import annotations
 
 import copy
-import sys
-from pathlib import Path
+from functools import partial
 
 import numpy as np
 
 from tests.field import third_unseen_causes as third
 from tests.field import unseen_causes as u
 from tests.field.more_unseen_causes import chained, of, real, talk
-from tests.field.third_unseen_causes import case, made, trained_on
+from tests.field.third_unseen_causes import trained_on
 
-START = len(third.FOUND)  # what `case` and `made` add from here on is this file's
+FOUND: list[u.Case] = []
+case = partial(u.case, into=FOUND)
+made = partial(third.made, into=FOUND)
 
 
 # ---- laws of a model
@@ -402,18 +403,5 @@ made(
 )  # fmt: skip
 
 
-FOUND: list[u.Case] = third.FOUND[START:]
-del third.FOUND[START:]
-CASES: tuple[u.Case, ...] = tuple(FOUND)
-
-
-def main():
-    if len(sys.argv) < 3:
-        print(*(f"{c.kind} {c.name} {' '.join(sorted(c.causes))}" for c in CASES), sep="\n")
-        return
-    chosen = {c.name: c for c in CASES}[sys.argv[1]]
-    chosen.make(Path(sys.argv[2]), int(*sys.argv[3:4]))
-
-
 if __name__ == "__main__":
-    main()
+    u.main(FOUND)

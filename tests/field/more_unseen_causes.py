@@ -12,8 +12,7 @@ there are two faults, or where the data cannot tell them apart.
 from __future__ import annotations
 
 import copy
-import sys
-from pathlib import Path
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -42,15 +41,7 @@ from tests.field.unseen_causes import (
 FOUND: list[Case] = []
 
 
-def case(causes, what, kind="fault"):
-    """Adds a function (folder, rng) to this file's cases."""
-
-    def add(write):
-        unseen.case(causes, what, kind)(write)
-        FOUND.append(unseen.FOUND.pop())
-        return write
-
-    return add
+case = partial(unseen.case, into=FOUND)
 
 
 # ---- chains
@@ -998,18 +989,5 @@ def each_rank_writes_all(folder, rng):
     chained(folder, rng, **PLAIN, rows=rows, labels=ENVS)
 
 
-CASES: tuple[Case, ...] = tuple(FOUND)
-
-
-def main():
-    if len(sys.argv) not in (3, 4):
-        for each in CASES:
-            print(each.kind, each.name, *sorted(each.causes))
-        return
-    name, folder = sys.argv[1:3]
-    chosen = {c.name: c for c in CASES}[name]
-    chosen.make(Path(folder), int(sys.argv[3]) if len(sys.argv) == 4 else 0)
-
-
 if __name__ == "__main__":
-    main()
+    unseen.main(FOUND)

@@ -11,8 +11,7 @@ ids, the places, the steps and the labels cannot tell them apart.
 from __future__ import annotations
 
 import copy
-import sys
-from pathlib import Path
+from functools import partial
 
 import numpy as np
 
@@ -22,25 +21,17 @@ from tests.field.more_unseen_causes import chained, of, real, talk
 FOUND: list[u.Case] = []
 
 
-def case(causes, what):
-    """Adds a function (folder, rng) to this file's cases."""
-
-    def add(write):
-        u.case(causes, what)(write)
-        FOUND.append(u.FOUND.pop())
-        return write
-
-    return add
+case = partial(u.case, into=FOUND)
 
 
-def made(name, causes, what, make=u.drawn, **world):
-    """Adds a synthetic dump to this file's cases."""
+def made(name, causes, what, make=u.drawn, into=FOUND, **world):
+    """Adds a synthetic dump to the cases of a file."""
 
     def write(folder, rng):
         make(folder, rng, **world)
 
     write.__name__ = name
-    case(causes, what)(write)
+    u.case(causes, what, into=into)(write)
 
 
 def at(b, *replicas):
@@ -435,16 +426,5 @@ made(
 )  # fmt: skip
 
 
-CASES: tuple[u.Case, ...] = tuple(FOUND)
-
-
-def main():
-    if len(sys.argv) < 3:
-        print(*(f"{c.kind} {c.name} {' '.join(sorted(c.causes))}" for c in CASES), sep="\n")
-        return
-    chosen = {c.name: c for c in CASES}[sys.argv[1]]
-    chosen.make(Path(sys.argv[2]), int(*sys.argv[3:4]))
-
-
 if __name__ == "__main__":
-    main()
+    u.main(FOUND)

@@ -44,8 +44,8 @@ class Case:
 FOUND: list[Case] = []
 
 
-def case(causes, what, kind="fault"):
-    """Adds a function (folder, rng) to the cases, under its own name."""
+def case(causes, what, kind="fault", into=FOUND):
+    """Adds a function (folder, rng) to the cases of a file, under its own name."""
 
     def add(write):
         name = write.__name__
@@ -54,7 +54,7 @@ def case(causes, what, kind="fault"):
             write(Path(folder), np.random.default_rng([seed, zlib.crc32(name.encode())]))
 
         names = frozenset(causes.split())
-        FOUND.append(Case(name, what, make, names, kind != "healthy", kind))
+        into.append(Case(name, what, make, names, kind != "healthy", kind))
         return write
 
     return add
@@ -1036,18 +1036,15 @@ def sign_turned(folder, rng):
     )  # fmt: skip
 
 
-CASES: tuple[Case, ...] = tuple(FOUND)
-
-
-def main():
+def main(cases):
     if len(sys.argv) not in (3, 4):
-        for each in CASES:
+        for each in cases:
             print(each.kind, each.name, *sorted(each.causes))
         return
     name, folder = sys.argv[1:3]
-    chosen = {c.name: c for c in CASES}[name]
+    chosen = {c.name: c for c in cases}[name]
     chosen.make(Path(folder), int(sys.argv[3]) if len(sys.argv) == 4 else 0)
 
 
 if __name__ == "__main__":
-    main()
+    main(FOUND)

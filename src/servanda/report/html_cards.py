@@ -107,8 +107,11 @@ def _sits(verdict: Verdict) -> list[Line]:
         others = [Line(f"And on {', '.join(broken[1:])}.")] if broken[1:] else []
         return [Line(f"On {broken[0]}.", strong=True), *others]
     if names:
-        return [Line("Nowhere in particular.", strong=True), Line("All tokens, and no slice.")]
-    return [Line("No mean over tokens is beyond its limit, so no slice was searched for.")]
+        return [
+            Line("Nowhere in particular.", strong=True),
+            Line("Of the whole, and of no slice."),
+        ]
+    return [Line("No statistical clause is violated, so no slice was searched for.")]
 
 
 def _worst(verdict: Verdict) -> list[Line]:
