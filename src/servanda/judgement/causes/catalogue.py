@@ -25,6 +25,7 @@ OF_CHECKS = {
     "coverage": "missing_data",
     "zeros": "missing_data",
     "line_up": "shift",
+    "unrelated": "unsound",
     "replay": "replay",
     "routes": "replay",
     "copies": "copies",
@@ -164,7 +165,8 @@ _ALL = (
     ),
     Cause(
         RAW,
-        "raw logprobs: the engine does not report those that it sampled with",
+        "raw logprobs: the engine applies sampling parameters to its draws, and not to the "
+        "logprobs that it reports",
         "temperature",
         "whether the sampled tokens follow the logprobs that the engine reports",
         _SELFTEST,
@@ -269,7 +271,8 @@ _ALL = (
     ),
     Cause(
         "padding",
-        "short prompts: padding that is attended to",
+        "short prompts: padding that is attended to or moves what belongs to a token, or another "
+        "path for prompts of that length",
         "template",
         "the same prompts alone and beside a long one",
         _SELFTEST,

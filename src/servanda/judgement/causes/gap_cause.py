@@ -31,6 +31,7 @@ from servanda.judgement.causes.catalogue import (
 from servanda.judgement.causes.gap_shape import (
     EXACT,
     FLEXIBLE,
+    RAW_SETTINGS,
     SETTINGS,
     TRANSFORMS,
     Account,
@@ -213,18 +214,28 @@ def _of_checks(case: Case, problems: Mapping[str, str]) -> Found:
     check = next((name for name in OF_CHECKS if name in problems), next(iter(problems)))
     name, text = OF_CHECKS.get(check, "unsound"), problems[check]
     if name == RAW:
-        found = _of_gap(case)
-    elif check in ("values", "line_up"):
+        found, name = _of_gap(case), RAW if _sampled_otherwise(case) else "unsound"
+    elif check in ("values", "line_up", "unrelated"):
         found = _named(accounts(*case.parts, case.noise, EXACT), case)
     elif check == "zeros" and len(problems) == 1 and _few_zeros(case.table):
         found = _named(accounts(*case.parts, case.noise, SETTINGS), case)
     else:
         return Found(name, text)
     if found.name not in (*EXACT, "top_p"):
-        at_no_lag = check == "line_up" and "shifted" not in text
-        return Found("unsound" if at_no_lag else name, text)
+        return Found(name, text)
     place = f", in {found.where}" if found.where else ""
     return Found(found.name, f"{text}; {found.text}{place}")
+
+
+def _sampled_otherwise(case: Case) -> bool:
+    """Whether the trainer's logprobs are those of the sampler at a setting of it.
+
+    The tokens are then drawn from what the trainer has, and the engine's are raw.
+    """
+    known = [t.taken(np.isfinite(t.train_K)) for t in case.parts]
+    chosen, tested = (replace(t, train_K=t.infer_K, infer_K=t.train_K) for t in known)
+    tried = accounts(chosen, tested, case.noise, RAW_SETTINGS)
+    return any(one.share >= EXPLAINS for one in tried)
 
 
 def _few_zeros(table: TokenTable) -> bool:

@@ -31,6 +31,7 @@ _COARSE = np.exp(np.linspace(-0.9, 0.9, 19))  # for single sequences
 _ALIKE = 0.03  # of the logarithm of a temperature: smaller changes are none
 _LEAST_MASS = 0.3  # that a cut keeps: a top-p or top-k below it does not exist in practice
 _OF_MASS = 0.5  # of what weights are below 1
+_SURE, _OF_CONSTANT = 0.99, 0.3  # of the gap of sure tokens: what a constant ratio leaves
 _LAGS = (1, -1, 2, -2, 3, -3)
 _UNITS = {"bits (log2)": math.log(2), "log10": math.log(10)}
 _UNIT_APART, _UNIT_ALIKE = 0.05, 0.02
@@ -272,16 +273,32 @@ def _size(*tables: TokenTable) -> int:
 
 
 def _temperature(chosen: TokenTable, tested: TokenTable) -> tuple[Array, str] | None:
-    size = _size(chosen, tested)
+    """One that the moments, which are of all tokens, do not contradict."""
+    a, moment = _power(chosen)
+    away = abs(math.log(a) - math.log(moment))
+    return None if away > _APART * abs(math.log(a)) else _at_power(a, chosen, tested)
+
+
+def _any_temperature(chosen: TokenTable, tested: TokenTable) -> tuple[Array, str] | None:
+    """One that the ratios allow, whatever the moments are, which few tokens have with large errors."""
+    return _at_power(_power(chosen)[0], chosen, tested)
+
+
+def _power(chosen: TokenTable) -> tuple[float, float]:
+    """The engine's temperature over the trainer's that leaves the least; and by the moments."""
+    size = _size(chosen)
     some = chosen if len(chosen) <= 20_000 else chosen.taken(np.arange(len(chosen)) % 8 == 0)
     powers = [moment := _moment(chosen), *_TEMPERATURES]
     lefts = [float(_beyond(a, some, size).mean()) for a in powers]
     near = lefts[0] <= min(lefts) + _NEAR * float(some.gap_K.mean())
     a = float(powers[0 if near else int(np.argmin(lefts))])
-    away = abs(math.log(a) - math.log(moment))
-    if abs(math.log(a)) < _ALIKE or away > _APART * abs(math.log(a)):
+    return a, moment
+
+
+def _at_power(a: float, chosen: TokenTable, tested: TokenTable) -> tuple[Array, str] | None:
+    if abs(math.log(a)) < _ALIKE:
         return None
-    left_K = _beyond(a, tested, size)
+    left_K = _beyond(a, tested, _size(chosen, tested))
     return left_K, f"the engine's is about {a:.2f} times the trainer's"
 
 
@@ -322,8 +339,14 @@ def _temperatures(chosen: TokenTable, tested: TokenTable) -> tuple[Array, str] |
 
 
 def _cut(_: TokenTable, tested: TokenTable) -> tuple[Array, str] | None:
-    """A cut takes mass away and multiplies the rest alike: log p - log q = log(mass kept) <= 0."""
+    """A cut takes mass away and multiplies the rest alike: log p - log q = log(mass kept) <= 0.
+
+    The mass kept is that of a context: where the engine is sure, no constant is the ratio.
+    """
     d_K = tested.log_ratio_K
+    sure_K = np.maximum(d_K[tested.infer_K > math.log(_SURE)], math.log(_LEAST_MASS))
+    if len(sure_K) and gap(sure_K - np.median(sure_K)).mean() < _OF_CONSTANT * gap(sure_K).mean():
+        return None
     over_K = np.expm1(np.minimum(d_K, 300.0))
     mass, below = -float(over_K.mean()), float(np.maximum(-over_K, 0.0).mean())
     if not mass > _OF_MASS * below:  # of a cut alone, all that is below 1 is the mass that it takes
@@ -445,7 +468,13 @@ SETTINGS: Mapping[str, Fit] = {
     "penalty": _penalty,
 }
 _BY_SEQUENCE = "temperature by sequence"
-_POSSIBLE = (*SETTINGS.values(), _temperatures)
+# of an engine that is known to have one of them
+RAW_SETTINGS: Mapping[str, Fit] = {
+    "top_p": _cut,
+    "temperature": _any_temperature,
+    _BY_SEQUENCE: _temperatures,
+}
+_POSSIBLE = (*SETTINGS.values(), *RAW_SETTINGS.values())
 TRANSFORMS: Mapping[str, Fit] = EXACT | SETTINGS | {_BY_SEQUENCE: _temperatures}
 FLEXIBLE: Mapping[str, Fit] = {
     "softcap": _of_logp,

@@ -487,7 +487,7 @@ def judge_dump(options: DumpOptions, watch: Watch | None = None) -> DumpVerdict:
         cuts = [cut for cut in statistics.cuts if cut.name in out]
         masked = write_masks(selected_dump(options).read(), cuts, options.mask)
     if verdict.outcome != "holds":
-        problems = {f.check: f.text for f in findings if f.state == "unsound"}
+        problems = {f.problem or f.check: f.text for f in findings if f.state == "unsound"}
         if verdict.outcome == "error" and not problems:
             problems = {"steps": lines[0].text}
         advice = explain_dump(

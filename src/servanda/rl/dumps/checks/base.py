@@ -30,6 +30,7 @@ class Finding:
         first: place of the first affected sequence; "" if none.
         odd: if a share decides: number of odd tokens or sequences, total number, and accepted
             share; None if a single one makes the data unsound.
+        problem: the name of what is wrong, where the check looks for several things.
     """
 
     check: str
@@ -38,6 +39,7 @@ class Finding:
     numbers: Mapping[str, float] = field(default_factory=dict)
     first: str = ""
     odd: tuple[int, int, float] | None = None
+    problem: str = ""
 
     @property
     def placed(self) -> str:

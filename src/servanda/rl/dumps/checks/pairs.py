@@ -70,7 +70,9 @@ class LineUp(Sums):
                 f"the two sides are negatively correlated ({_short(r[0])} at lag 0): losses "
                 "instead of logprobs?"
             )
-            return Finding("line_up", "unsound", text, numbers, self.first.place)
+            return Finding(
+                "line_up", "unsound", text, numbers, self.first.place, problem="unrelated"
+            )
         if z[best] > z[0] + margin:
             text = (
                 f"the sampler's logprobs are shifted by {best:+d} against the trainer's "
@@ -80,7 +82,7 @@ class LineUp(Sums):
         if z[0] <= z[best] + margin:
             text = f"the two sides line up at no lag ({lags}): are they of the same tokens?"
             state = "unsound" if margin == _LEAST else "warning"  # too few pairs for a decision
-            return Finding("line_up", state, text, numbers, self.first.place)
+            return Finding("line_up", state, text, numbers, self.first.place, problem="unrelated")
         odd = self.shifted, self.long, _SHIFTED_SHARE
         if self.shifted > _SHIFTED_SHARE * self.long:
             text = f"{self.shifted:,} of {self.long:,} long sequences are shifted ({lags} in all)"
