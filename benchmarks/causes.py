@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.field import (
+    fifth_unseen_causes,
     fourth_unseen_causes,
     more_unseen_causes,
     third_unseen_causes,
@@ -45,6 +46,7 @@ SETS = {
     "second set": more_unseen_causes.FOUND,
     "third set": third_unseen_causes.FOUND,
     "fourth set": fourth_unseen_causes.FOUND,
+    "fifth set": fifth_unseen_causes.FOUND,
 }
 UNSEEN = ROOT / "benchmarks" / "measured" / "causes_unseen.json"
 PAGE = ROOT / "docs" / "explanation" / "causes.md"
