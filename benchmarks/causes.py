@@ -40,6 +40,8 @@ ONE_NAME = {
     "attention_window": {"long_context"},
     "positions": {"long_context"},
     "softcap": {"temperature"},
+    "template": {"beginning"},
+    "padding": {"beginning"},
 }
 SETS = {
     "first set": unseen_causes.FOUND,
@@ -105,9 +107,9 @@ each dump below, and found {contradictions} in {answers} answers:
 What a dump cannot separate has one name. `numerics` may be precision, quantisation, a constant such
 as an epsilon, kernels that depend on the batch in every row alike, weights of another checkpoint,
 or other tokens before each prompt. `long_context` is a window or a mask that cuts attention, or
-positions that are wrong from a length on. A temperature, a cap and another scale of the logits are
-one name, too. Cases that were written when these had several names count by any of them, except at
-the first run.
+positions that are wrong from a length on. `beginning` is a template, a BOS token or padding. A
+temperature, a cap and another scale of the logits are one name, too. Cases that were written when
+these had several names count by any of them, except at the first run.
 
 ## Measured
 

@@ -580,11 +580,11 @@ FAULTS: dict[str, Fault] = {
     ),
     "stale_tied_head": engine("stale_tied_head", "head", "numerics", tune=(10.0,), test=(20.0,)),
     "mask_contamination": engine(
-        "mask_contamination", "padding", tune=(True,), test=(), path="decode"
+        "mask_contamination", "beginning", tune=(True,), test=(), path="decode"
     ),
     "batch_dependent": engine("batch_dependent", "batch", "numerics", tune=(0.1,), test=(0.2,)),
-    "bos_added": engine("prefix", "template", tune=("bos",), test=()),
-    "packed": engine("prefix", "packing", "template", tune=("last",), test=()),
+    "bos_added": engine("prefix", "beginning", tune=("bos",), test=()),
+    "packed": engine("prefix", "packing", "beginning", tune=("last",), test=()),
     "replica_of_another_build": replica_of_another_build,
     "replica_stale": replica_stale,
     "one_environment": one_environment,

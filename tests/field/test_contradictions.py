@@ -20,7 +20,7 @@ WRONG = {  # a verdict that states both, in the order of the pairs
     "check": made.verdict("error", advice=Advice("one_engine", "replica r1: its weights")),
     "sides": made.broken(advice=Advice("one_engine", "rank 3: its weights")),
     "nothing": made.verdict("holds", advice=Advice("numerics", "x")),
-    "outside": made.broken(advice=Advice("template", THERE, BESIDE)),
+    "outside": made.broken(advice=Advice("beginning", THERE, BESIDE)),
 }
 CASES = {case.name: case for case in (*FOUND, *MORE)}
 

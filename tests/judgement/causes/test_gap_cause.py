@@ -66,7 +66,7 @@ KNOWN = {
     "a place in the batch": ({"wrong": _third}, "batch", "row modulo 4 3"),
     "the first tokens": (
         {"noise": QUIET, "wrong": lambda _, __, position, *___: position < 2},
-        "template",
+        "beginning",
         "in the first 2 tokens",
     ),
     "no token before a length": (
@@ -76,7 +76,7 @@ KNOWN = {
     ),
     "short prompts": (
         {"noise": QUIET, "wrong": lambda _, length, *__: length < 100},
-        "padding",
+        "beginning",
         "in prompt tokens below ",
     ),
     "few tokens anywhere": (

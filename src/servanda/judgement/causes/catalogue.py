@@ -230,7 +230,7 @@ _ALL = (
     Cause(
         "one_kind",
         "requests of {where}: its prompts, its sampling, its tools",
-        "template",
+        "beginning",
         "these prompts alone, through both sides",
         f"{_COMPARE} --prompts FILE",
     ),
@@ -251,31 +251,24 @@ _ALL = (
     Cause(
         "retokenised",
         "the first tokens after a tool result, perhaps lost or tokenised differently",
-        "template",
+        "beginning",
         "the token ids that the engine was sent, beside those that the trainer scored",
         _MASK,
     ),
     Cause(
-        "template",
-        "the beginning of the responses: a chat template, a BOS token, or the end of the prompt",
+        "beginning",
+        "what stands before the answers, which their first tokens or short prompts feel most: a "
+        "chat template, a BOS token, or padding",
         "packing",
-        "the prompts' token ids on both sides",
+        "the prompts' token ids on both sides, and the same prompts alone and beside a long one",
         _COMPARE,
     ),
     Cause(
         "packing",
         "state of one sequence that reaches the next: packing, or a cache that is not cleared",
-        "template",
+        "beginning",
         "the trainer's logprobs again, one sequence a batch",
         _MASK,
-    ),
-    Cause(
-        "padding",
-        "short prompts: padding that is attended to or moves what belongs to a token, or another "
-        "path for prompts of that length",
-        "template",
-        "the same prompts alone and beside a long one",
-        _SELFTEST,
     ),
     Cause(
         "batch",
@@ -508,17 +501,14 @@ REMEDIES: Mapping[str, Remedy] = {
     ),
     "odd_sequences": Remedy("mask these sequences until the reason is known", _relations("")),
     "retokenised": Remedy("pass token ids between turns, never text", _prompts),
-    "template": Remedy(
-        "send the token ids that the trainer scores, with one BOS token or none on both sides",
+    "beginning": Remedy(
+        "send the token ids that the trainer scores, with one BOS token or none on both sides, and "
+        "the attention mask and the positions with padded prompts",
         _prompts,
     ),
     "packing": Remedy(
         "score one sequence a row, or restart positions and attention at each packed sequence",
         _modules,
-    ),
-    "padding": Remedy(
-        "pass the attention mask and the positions with padded prompts, or do not pad",
-        _relations("company"),
     ),
     "batch": Remedy(
         "use kernels whose results do not depend on the batch (vLLM: VLLM_BATCH_INVARIANT=1, "

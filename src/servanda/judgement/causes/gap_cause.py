@@ -213,18 +213,18 @@ def _of_checks(case: Case, problems: Mapping[str, str]) -> Found:
     """A failed check is the cause; of weights above 1 a transform may be the reason."""
     check = next((name for name in OF_CHECKS if name in problems), next(iter(problems)))
     name, text = OF_CHECKS.get(check, "unsound"), problems[check]
-    if name == RAW:
-        found, name = _of_gap(case), RAW if _sampled_otherwise(case) else "unsound"
-    elif check in ("values", "line_up", "unrelated"):
-        found = _named(accounts(*case.parts, case.noise, EXACT), case)
-    elif check == "zeros" and len(problems) == 1 and _few_zeros(case.table):
+    if check == "zeros" and len(problems) == 1 and _few_zeros(case.table):
         found = _named(accounts(*case.parts, case.noise, SETTINGS), case)
+    elif check in ("values", "line_up", "unrelated", "coherence"):
+        found = _of_gap(case)
     else:
         return Found(name, text)
-    if found.name not in (*EXACT, "top_p"):
-        return Found(name, text)
-    place = f", in {found.where}" if found.where else ""
-    return Found(found.name, f"{text}; {found.text}{place}")
+    if found.name in (*EXACT, "top_p"):
+        place = f", in {found.where}" if found.where else ""
+        return Found(found.name, f"{text}; {found.text}{place}")
+    if name == RAW and not _sampled_otherwise(case):
+        name = "unsound"
+    return Found(name, text)
 
 
 def _sampled_otherwise(case: Case) -> bool:
@@ -373,7 +373,7 @@ def _kind_of(
         edge = conditions.get("lt", 1)
         if tokens > _EARLY or edge > _BEGINNING:
             return None
-        return "packing" if _in_some(case, inside_K) else "template"
+        return "packing" if _in_some(case, inside_K) else "beginning"
     if base in ("context.position", "context.length") and "gte" in conditions:
         if any(name.startswith("turn") for name in same):
             return None
@@ -386,9 +386,7 @@ def _kind_of(
             return None
         return "end_of_answer" if ends else "long_context"
     if base in ("request.prompt_tokens", "context.length") and "lt" in conditions:
-        if "context.position" in bases:
-            return "template"
-        return "padding" if not same else None
+        return "beginning" if "context.position" in bases or not same else None
     return None
 
 
@@ -420,13 +418,13 @@ def _of_turns(case: Case, inside_K: Array) -> str | None:
     turns = _turns(case.table)
     at_K = case.table.numbers.get("context.turn_position")
     if turns is None or at_K is None:
-        return "template"
+        return "beginning"
     starts_K = turns & (at_K < 3)
     if float((inside_K & starts_K).sum()) > 0.5 * float(inside_K.sum()):
         return "retokenised"
     if _overlap(inside_K, turns) > _SAME or not (inside_K & ~turns).any():
         return "turns"
-    return None if turns[inside_K].any() else "template"
+    return None if turns[inside_K].any() else "beginning"
 
 
 def _overlap(one_K: Array, other_K: Array) -> float:
@@ -507,7 +505,7 @@ def _everywhere(case: Case, steps: Shape | None) -> Found:
         if (
             alike
             and _balanced(table)
-            and max((one.share for one in flexible), default=0.0) < _RIVAL
+            and max((one.share for one in [*tried, *flexible]), default=0.0) < _SOME
         ):
             return Found("numerics", text)
     likely = sorted((one for one in [*tried, *flexible] if one.share > _SOME), key=_by_share)[:2]
@@ -718,8 +716,7 @@ def _most_likely(part: Sequence[FoundSlice]) -> str:
     if base.startswith(LABEL):
         return "one_kind"
     if base in ("request.prompt_tokens", "context.length", "context.position"):
-        late = "gte" in conditions
-        return "positions" if late else "template" if base == "context.position" else "padding"
+        return "positions" if "gte" in conditions else "beginning"
     return {
         "context.row": "stale_cache",
         "context.turn": "turns",

@@ -38,6 +38,7 @@ _UNIT_APART, _UNIT_ALIKE = 0.05, 0.02
 _OTHER_FACTOR = 0.05  # share of the gap that any other factor leaves
 _DECIMALS = (1.0, 0.5, 0.25, 0.1, 0.05, 0.01, 0.005, 0.001, *(2.0**-k for k in range(3, 9)))
 _ON_GRID = 0.98  # share of the values
+_FEW_VALUES = 0.02  # of the tokens: numbers that are all of a coarse grid of any form
 _AT_BOUND = 0.002  # share of the tokens with one value, the lowest or the highest
 _CONSTANT = 0.005  # share of the tokens with one value that stands for no number
 _CONSTANT_EXPLAINS = 0.5
@@ -174,8 +175,9 @@ def _unit(chosen: TokenTable, tested: TokenTable) -> tuple[Array, str] | None:
 
 
 def _rounding(chosen: TokenTable, tested: TokenTable) -> tuple[Array, str] | None:
-    for side in ("infer", "train"):
+    for side, who in (("infer", "engine"), ("train", "trainer")):
         logp_K = getattr(chosen, f"{side}_K")
+        other_K = tested.train_K if side == "infer" else tested.infer_K
         for form in ("logprobs", "probabilities"):
             of = (lambda x: x) if form == "logprobs" else np.exp
             value_K = of(logp_K[np.isfinite(logp_K)])
@@ -186,11 +188,22 @@ def _rounding(chosen: TokenTable, tested: TokenTable) -> tuple[Array, str] | Non
                 low_K, high_K = own_K - step / 2, own_K + step / 2
                 if form == "probabilities":
                     low_K, high_K = np.log(np.maximum(low_K, 1e-45)), np.log(high_K)
-                other_K = tested.train_K if side == "infer" else tested.infer_K
-                away_K = np.maximum(np.maximum(low_K - other_K, other_K - high_K), 0.0)
-                who = "engine" if side == "infer" else "trainer"
-                return gap(away_K), f"the {who}'s {form} are multiples of {step:g}"
+                return _outside(
+                    other_K, low_K, high_K
+                ), f"the {who}'s {form} are multiples of {step:g}"
+        value = np.unique(logp_K[np.isfinite(logp_K)])
+        if 1 < len(value) <= _FEW_VALUES * len(logp_K):
+            middle = (value[1:] + value[:-1]) / 2
+            at_K = np.searchsorted(middle, getattr(tested, f"{side}_K"))
+            low_K, high_K = np.append(-np.inf, middle)[at_K], np.append(middle, np.inf)[at_K]
+            text = f"the {who}'s logprobs have only {len(value)} values"
+            return _outside(other_K, low_K, high_K), text
     return None
+
+
+def _outside(logp_K: Array, low_K: Array, high_K: Array) -> Array:
+    """The gap of logprobs to the interval of those that are rounded to one number."""
+    return gap(np.maximum(np.maximum(low_K - logp_K, logp_K - high_K), 0.0))
 
 
 def _clamp(chosen: TokenTable, tested: TokenTable) -> tuple[Array, str] | None:
@@ -280,7 +293,7 @@ def _temperature(chosen: TokenTable, tested: TokenTable) -> tuple[Array, str] | 
 
 
 def _any_temperature(chosen: TokenTable, tested: TokenTable) -> tuple[Array, str] | None:
-    """One that the ratios allow, whatever the moments are, which few tokens have with large errors."""
+    """One that the ratios allow, whatever the moments are: those of few tokens are uncertain."""
     return _at_power(_power(chosen)[0], chosen, tested)
 
 

@@ -279,6 +279,7 @@ PREFERRED = (
 )
 _LABELS = 512  # most texts of a label; with more it is an identifier
 _OWN = 2  # sequences of a text on average; with fewer it is one as well
+_VALUES = 6  # most texts of a label that are one place
 _LEAST = 12  # tokens of a slice in the half that chooses
 
 Conditions = tuple[tuple[str, tuple[tuple[str, Any], ...]], ...]
@@ -299,8 +300,10 @@ class Candidate:
     def handicap(self) -> float:
         """A factor just below 1 that decides between fields which cut out the same tokens."""
         bases = [modulo(name)[0] for name, _ in self.terms]
-        places = (1 + PREFERRED.index(base) for base in bases if base in PREFERRED)
-        return 1 - 1e-5 * sum(places)
+        places = sum(1 + PREFERRED.index(base) for base in bases if base in PREFERRED)
+        conditions = (value for _, some in self.terms for _, value in some)
+        more = sum(len(value) - 1 for value in conditions if isinstance(value, tuple))
+        return 1 - 1e-5 * (places + len(PREFERRED) * more)
 
     @property
     def match(self) -> dict[str, dict[str, Any]]:
@@ -507,11 +510,21 @@ def _labelled(
     n, x, b = _sums(code_M, len(texts), x_M, b_M)
     n[0] = x[0] = 0.0  # "" is no value
     b[0] = 1.0
-    if n.any():
-        yield Conditioned(
-            *(_enough(n, n), _enough(n, x), b),
-            lambda i: Candidate(((LABEL + name, (("in", (texts[i],)),)),), "label"),
-        )
+    if not n.any():
+        return
+    yield Conditioned(
+        *(_enough(n, n), _enough(n, x), b),
+        lambda i: Candidate(((LABEL + name, (("in", (texts[i],)),)),), "label"),
+    )
+    # the best set of several values is one of those with the highest rates
+    some = np.flatnonzero(n >= _LEAST)
+    order = some[np.argsort(-x[some] / b[some], kind="stable")][:_VALUES]
+    yield Conditioned(
+        *(np.cumsum(s[order])[1:] for s in (n, x, b)),
+        lambda i: Candidate(
+            ((LABEL + name, (("in", tuple(sorted(texts[k] for k in order[: i + 2]))),)),), "labels"
+        ),
+    )
 
 
 def _edges(name: str, value: Array, sums: tuple[Array, ...]) -> Iterator[Conditioned]:

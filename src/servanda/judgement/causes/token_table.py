@@ -31,6 +31,7 @@ NUMBERS = (
     "outcome.token_id",
     "outcome.staleness",
 )
+VERSION = "weight_version"  # label: the updates that the engine's weights have
 STEP = "step"  # the training step, which is no field of a contract
 _EDGES_NATS = (0.003, 0.03, 0.1, 0.3, 0.7, 1.5, 3.0, 5.0, 8.0)  # of bins of -log p
 _PRIOR = 2.0  # tokens of the mean gap that a bin is thought to have
@@ -96,6 +97,9 @@ class TokenTable:
             for name, values in texts.items()
             if LABEL + name in joined
         }
+        age_K = _age(labels, joined["step"])
+        if age_K is not None:
+            numbers.setdefault("outcome.staleness", age_K)
         return cls(
             joined["step"],
             joined["sequence"].astype(np.int64),
@@ -151,6 +155,23 @@ class TokenTable:
             self.repeated_K[keep_K],
             self.source_Q,
         )
+
+
+def _age(labels: Mapping[str, tuple[tuple[str, ...], Array]], step_K: Array) -> Array | None:
+    """Updates since the recorded version of each token's weights; the newest have 0.
+
+    None where a step has one version, whose age tells no tokens apart that the step does not.
+    """
+    texts, code_K = labels.get(VERSION, ((), None))
+    if code_K is None or not all(text.isdecimal() for text in texts[1:]):
+        return None
+    version_K = np.array([float(text or "nan") for text in texts])[code_K]
+    known_K = ~np.isnan(version_K)
+    both = np.unique(np.stack([step_K, code_K])[:, known_K], axis=1)
+    if both.shape[1] == len(np.unique(both[0])):
+        return None
+    age_K: Array = step_K - version_K
+    return age_K - age_K[known_K].min()
 
 
 def _part(
