@@ -5,6 +5,7 @@ import importlib.util
 import os
 import re
 import tempfile
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -25,11 +26,19 @@ settings.load_profile("servanda")
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` looks at the marks
 def pytest_collection_modifyitems(config, items):
-    """Tests of tests/slow, and those marked slow beside their like, run only when asked for."""
+    """Tests of tests/slow, and those marked slow beside their like, run only when asked for.
+
+    Of the cases of a test that is marked `sampled(n)` one in n is not slow, the first among them.
+    """
     folder = Path(__file__).parent / "slow"
     asked = "slow" in config.option.markexpr or any("slow" in str(arg) for arg in config.args)
+    cases = Counter()
     for item in items:
-        if folder in item.path.parents:
+        sampled = item.get_closest_marker("sampled")
+        if sampled is not None:
+            name, _, _ = item.nodeid.partition("[")
+            cases[name] += 1
+        if folder in item.path.parents or (sampled and (cases[name] - 1) % sampled.args[0]):
             item.add_marker("slow")
         if not asked and item.get_closest_marker("slow"):
             item.add_marker(pytest.mark.skip(reason="make test-long, or make test-slow"))

@@ -110,6 +110,7 @@ def job(tmp_path):
     return Job(tmp_path)
 
 
+@pytest.mark.slow
 def test_several_contracts_are_checked_with_reports_and_the_worst_code(job):
     kit.write(job.folder / "kernels" / "good")
     kit.write(job.folder / "kernels" / "bad one", q={"": kit.moved(kit.BASE, 0.2)})

@@ -3,6 +3,7 @@
 
 import ast
 import re
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -87,10 +88,19 @@ def floor(name):
     return next((i for i, names in enumerate(FLOORS) if room(name) in names), None)
 
 
+@cache
+def nodes_of(path):
+    """All nodes of a module, and those at its top."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return [*ast.walk(tree)], tree.body
+
+
+@cache
 def imports(path):
     """(dotted name, whether at the top of the module) of everything a module imports."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    for node in ast.walk(tree):
+    every, top = nodes_of(path)
+    found = []
+    for node in every:
         names = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -106,8 +116,8 @@ def imports(path):
                 else node.module
                 for alias in node.names
             ]
-        for name in names:
-            yield name, node in tree.body
+        found += [(name, node in top) for name in names]
+    return found
 
 
 def own(path):
@@ -273,10 +283,7 @@ def reads(node):
 
 
 def test_kinds_answer_for_themselves_and_nothing_is_decided_by_a_note():
-    nodes = {
-        path.relative_to(SRC).as_posix(): [*ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
-        for path in modules()
-    }
+    nodes = {path.relative_to(SRC).as_posix(): nodes_of(path)[0] for path in modules()}
     every = [node for of in nodes.values() for node in of]
     bases = {n.name: {*map(name_of, n.bases)} for n in every if isinstance(n, ast.ClassDef)}
     kinds = {"Kind"}

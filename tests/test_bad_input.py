@@ -221,6 +221,7 @@ def test_unknown_options_and_formats_exit_2(tmp_path):
     assert check(path, "--nonsense")[0] == 2
 
 
+@pytest.mark.slow
 def test_a_worker_killed_by_a_signal_is_named_and_the_run_goes_on(tmp_path):
     path, _ = kit.write(tmp_path, first=300, last=320)
     workers = []

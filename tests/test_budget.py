@@ -106,6 +106,7 @@ def test_no_file_outgrows_one_idea():
     assert {name: n for name, n in lengths.items() if n > LONGEST_FILE} == {}
 
 
+@pytest.mark.slow
 def test_no_further_function_outgrows_a_screen():
     long = {
         f"{path.relative_to(SRC)}:{name}"

@@ -374,6 +374,7 @@ def test_reports_go_to_a_file_and_to_standard_output(folder):
     assert not (folder / DASH).exists()
 
 
+@pytest.mark.slow
 def test_a_saved_contract_goes_to_standard_output_alone(folder):
     sides = ["compare", "table:p.json", "table:q.json", "--prompts", "prompts.jsonl"]
     for more in (["--plan"], ["--quiet"], ["--format", "json"]):

@@ -226,6 +226,7 @@ def table_of_variables():
     return dict(ROW.findall((REFERENCE / "environment.md").read_text(encoding="utf-8")))
 
 
+@pytest.mark.slow
 def test_each_variable_that_is_read_is_in_the_table_and_each_of_the_table_is_read():
     table, helps = table_of_variables(), of_helps()
     named = of_code("src", "examples") | {*helps} | {"_SERVANDA_COMPLETE"}  # which click reads

@@ -132,6 +132,7 @@ OF_ANY = {"2", "4"}  # `main` ends with 4 for all commands: test_bad_input.py
 ALL = [(name, int(code)) for name in COMMANDS for code in stated(name) if code not in OF_ANY]
 
 
+@pytest.mark.sampled(28)
 @pytest.mark.parametrize(("name", "code"), [end for end in ALL if end not in ELSEWHERE])
 def test_a_call_ends_with_each_code_of_its_help(prepared, name, code, monkeypatch, tmp_path):
     monkeypatch.chdir(shutil.copytree(prepared, tmp_path / "own", symlinks=True))

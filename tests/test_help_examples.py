@@ -139,6 +139,7 @@ def folder(tmp_path_factory):
         yield folder
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize(
     ("name", "param", "value"), GIVEN, ids=[f"{n} {p.opts[0]} {' '.join(v)}" for n, p, v in GIVEN]
 )

@@ -70,6 +70,7 @@ def test_the_manifest_has_what_pre_commit_needs_and_nothing_that_it_does_not_kno
         assert hook["language"] == "python"
 
 
+@pytest.mark.slow
 def test_a_good_contract_passes_every_hook(repository):
     assert run(repository, "servanda-lint")[0] == 0
     assert run(repository, "servanda-diff") == (

@@ -58,6 +58,7 @@ def servanda(site, *words, folder, env=()):
 # the templates, one by one
 
 
+@pytest.mark.slow
 def test_a_metric_is_judged_in_a_contract(site, tmp_path):
     far = kit.moved(kit.BASE, 0.34)  # the first token has a probability of 0.01 instead of 0.35
     more = "  - {id: far, metric: beyond_e, aggregate: mean, at_most: 0.4}"
@@ -116,6 +117,7 @@ except SystemExit as stop:
     )
 
 
+@pytest.mark.slow
 def test_a_dump_format_is_detected_and_judged(site, tmp_path):
     dump = tmp_path / "dump"
     dump.mkdir()
@@ -207,6 +209,7 @@ def test_a_preset_in_another_layout_is_refused_with_the_line(purpose, line):
     assert "thin" not in PRESETS.registered
 
 
+@pytest.mark.slow
 def test_a_notifier_receives_the_decisions_of_a_promotion(site, tmp_path):
     path, _ = kit.write(tmp_path)
     words = ["promote", path, "--ledger", "ledger.db", "--quiet"]
@@ -254,6 +257,7 @@ def served(site, tmp_path):
         server.stdout.close()
 
 
+@pytest.mark.slow
 def test_a_dialect_asks_a_server(site, tmp_path, served):
     words = ["compare", "table:p.json", "--prompts", "prompts.jsonl", "--bitwise"]
     words += ["--max-new-tokens", "6"]

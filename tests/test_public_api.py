@@ -140,6 +140,7 @@ def test_lint_costs_no_library_of_measuring_or_printing():
     assert not modules & (MEASURING | PRINTING | {"torch", "transformers", "scipy"})
 
 
+@pytest.mark.slow
 def test_a_verdict_knows_its_forms_and_loads_them_only_when_one_is_asked_for():
     """Judgement lies below the reports, so the registry of formats fetches them by name."""
     importing = "from servanda.judgement.verdict import FORMATS"

@@ -49,6 +49,7 @@ def entry_points():
     return f"[pytest11]\n{name} = {value.strip(chr(34))}\n"
 
 
+@pytest.mark.slow
 def test_a_contract_that_holds_passes_and_one_that_does_not_fails_with_its_report(tmp_path):
     kit.write(tmp_path / "test_folder" / "good")
     kit.write(tmp_path / "broken", q=BROKEN)  # beside pytest.ini
@@ -86,6 +87,7 @@ def test_broken(kernel_contract):
     assert "src/servanda" not in output
 
 
+@pytest.mark.slow
 def test_a_path_that_is_not_there_names_both_places(tmp_path):
     code, output = session(tmp_path, "def test_it(kernel_contract): kernel_contract('gate.yaml')\n")
 

@@ -176,6 +176,7 @@ def test_a_file_finds_its_texts_and_kernels_from_where_it_lies(folder, tmp_path)
     assert call(folder, "--reward-drift", 0.04, "-o", file, "--force").exit_code == 0
 
 
+@pytest.mark.slow
 def test_a_derived_contract_decides(folder, tmp_path):
     file = folder / "decides.kernelcontract.yaml"
     assert call(folder, "--reward-drift", 0.2, "-o", file).exit_code == 0
@@ -263,6 +264,7 @@ def test_sizes_are_those_of_the_certificate():
 # what is refused
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("arguments", "reason", "next_move"),
     [
@@ -417,6 +419,7 @@ def test_a_budget_that_is_none_says_why_and_what_to_do(folder, arguments, reason
     assert next_move in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "budget",
     [

@@ -371,6 +371,7 @@ def only_contract_errors(text: str) -> None:
         assert 1 <= where.column <= len(lines[where.line - 1]) + 1
 
 
+@pytest.mark.slow
 @given(st.lists(_edits, min_size=1, max_size=3))
 def test_only_contract_errors_come_out_of_a_broken_text(edits):
     text = EXAMPLE

@@ -274,6 +274,7 @@ PLACES = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("old", "new", "at", "fragment"), PLACES)
 def test_the_place_of_a_problem(old, new, at, fragment):
     assert WHOLE.count(old) == 1, f"{old!r} is in the text {WHOLE.count(old)} times"

@@ -64,6 +64,7 @@ def wrong(expression, live):
                 yield from (f"value {name}.{label}={w}" for w in words if w not in exported)
 
 
+@pytest.mark.slow
 def test_rules_and_dashboard_read_only_what_a_leader_exports(live):
     found = {where: [*wrong(expression, live)] for where, expression in expressions()}
     assert {where: words for where, words in found.items() if words} == {}
@@ -158,6 +159,7 @@ def test_the_dashboard_is_one_that_grafana_loads():
         assert used <= {*variables, "__rate_interval", "datasource"}, panel["title"]
 
 
+@pytest.mark.slow
 def test_prometheus_answers_every_query_of_the_dashboard(prometheus):
     for title, expression in queries():
         asked = expression.replace("$__rate_interval", "1m")

@@ -417,6 +417,7 @@ def test_a_server_that_became_another_one_is_refused_before_its_answers_are_kept
     assert f"is no longer the server that was met: its {what} changed" in str(caught.value)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "troubles",
     [

@@ -122,6 +122,7 @@ def test_without_a_key_the_refusal_says_how_one_is_named(server):
     assert "`key_env: NAME` beside the url, or `,key_env=NAME` behind it" in done.output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("value", "said", "hint"),
     [

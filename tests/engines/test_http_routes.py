@@ -179,6 +179,7 @@ SERVERS = [
 ]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("made", SERVERS, ids=lambda made: type(made).__name__)
 @pytest.mark.parametrize("scored", [False, True])
 def test_the_experts_of_each_token_are_those_of_the_token_that_was_fed(opened, made, scored):

@@ -66,6 +66,7 @@ def test_a_model_by_its_name_is_the_model_of_the_folder(cache):
     assert "revision" not in by_path.describe().fingerprint
 
 
+@pytest.mark.slow
 def test_a_contract_and_a_comparison_take_names(cache, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("prompts.jsonl").write_text('{"prompt": "1+1="}\n')

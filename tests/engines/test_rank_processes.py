@@ -28,6 +28,7 @@ def engine(folder):
     engine.close()
 
 
+@pytest.mark.slow
 def test_two_ranks_are_the_one_process_to_rounding(folder, engine):
     expected, one = large.in_one_process(folder, large.launched())
 
@@ -57,6 +58,7 @@ def gone(pid):
     return False
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_killed_in_a_call_is_named_and_no_rank_stays(folder):
     engine = open_engine(large.kernel(folder, RANKS))
     pids, said = engine.pids, []
@@ -83,6 +85,7 @@ def test_a_rank_that_is_killed_in_a_call_is_named_and_no_rank_stays(folder):
     assert all(map(gone, pids))
 
 
+@pytest.mark.slow
 def test_an_error_on_one_rank_ends_the_others_and_is_named(folder, monkeypatch):
     worker = rank_processes.Worker
 

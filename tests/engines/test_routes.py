@@ -166,6 +166,7 @@ def others(batch, seed=0):
     )
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("path", ["prefill", "decode"])
 @pytest.mark.parametrize("kind", MIXTURES | GROUPED)
 def test_the_replay_of_its_own_experts_changes_no_bit(tmp_path, kind, path):
@@ -210,6 +211,7 @@ def test_a_layer_and_a_token_without_a_given_expert_pick_by_themselves(tmp_path)
     np.testing.assert_array_equal(found[known], np.concatenate(routes)[known])
 
 
+@pytest.mark.slow
 def test_given_experts_travel_to_the_process_of_an_engine(tmp_path):
     made(tmp_path, "qwen3_moe")
     here = opened(tmp_path)

@@ -173,6 +173,7 @@ HOSTILE = {
 }
 
 
+@pytest.mark.sampled(29)
 @pytest.mark.parametrize("hostile", HOSTILE)
 @pytest.mark.parametrize("verb", [verb for verb in READERS if verb not in NAME_NO_FILE])
 def test_no_command_does_what_a_stranger_writes(verb, hostile, repository, server, monkeypatch):
@@ -287,6 +288,7 @@ BODIES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("body", BODIES)
 def test_an_allowed_server_is_asked_and_its_replies_are_not_shown(body, repository, server):
     server.status, server.body = BODIES[body]

@@ -71,6 +71,7 @@ def drawn(seed, vocabulary, noise, dtype, rows=3):
     return held(train_RV, dtype), held(infer_RV, dtype)
 
 
+@pytest.mark.slow
 @settings(max_examples=15)
 @given(st.integers(0, 2**32), st.integers(1, 70), st.sampled_from(NOISES), st.sampled_from(DTYPES))
 def test_every_metric_is_its_readable_formula(ask, seed, vocabulary, noise, dtype):

@@ -452,6 +452,7 @@ DEFECTS = {
 }
 
 
+@pytest.mark.sampled(17)
 @pytest.mark.parametrize("name", DEFECTS)
 def test_each_defect_breaks_the_law_that_names_it(name, kernel):
     broken, law = DEFECTS[name]

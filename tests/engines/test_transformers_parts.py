@@ -21,6 +21,7 @@ KINDS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_offloaded_layers_compute_the_same_bits(tmp_path, kind):
     folder = large.save_model(tmp_path, **KINDS[kind])

@@ -38,6 +38,7 @@ def folders(tmp_path_factory):
 # the oracle: an engine that was opened on those weights
 
 
+@pytest.mark.sampled(3)
 @kinds
 @formats
 def test_after_a_sync_it_scores_bit_for_bit_as_one_opened_on_the_weights(folders, kind, form):

@@ -319,6 +319,7 @@ pair = pytest.mark.parametrize(("one", "other"), [("check", "watch"), ("watch", 
 # ---- each way and the truth
 
 
+@pytest.mark.sampled(24)
 @way
 @case
 def test_each_step_has_the_true_outcome(name, way):

@@ -31,6 +31,7 @@ def test_each_pair_can_be_found(pair, name):
     assert contradictions(replace(WRONG[name], advice=None)) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     ["replica_on_other_cards", "restarted_with_another_cache", "far_off_policy", "calm_game"],

@@ -9,6 +9,7 @@ RUN = [row for row in ROWS if row.case]
 FROZEN = frozen.read()["field"]
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("row", RUN, ids=[row.name for row in RUN])
 def test_a_bug_of_the_field_gets_the_answer_that_the_page_shows(row, tmp_path):
     if {"preflight", "relations"} & {*row.command.split()}:

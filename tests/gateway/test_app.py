@@ -132,6 +132,7 @@ def test_a_stream_of_another_path_comes_as_it_is(pools, running):
     assert running.client.post("/v1/responses", json={}).content == b"".join(EVENTS)
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     "path",
     [

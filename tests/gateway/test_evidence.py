@@ -257,6 +257,7 @@ CHAT_FIELDS = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("path", "field"),
     [(COMPLETION, f) for f in FIELDS] + [(CHAT, f) for f in CHAT_FIELDS],

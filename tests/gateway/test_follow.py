@@ -182,6 +182,7 @@ ODD = (
 )
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize(
     "text",
     [

@@ -149,6 +149,7 @@ def lost_of(name):
     return ["cut" if name == "comments" else "overlong"]
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", [*SHAPES])
 def test_a_long_reply_passes_in_little_memory(between, name):
     between.passes(SHAPES[name](size=16 * MIB), BOUND_MIB)
@@ -194,6 +195,7 @@ def impatient(request):
         yield Between(stack, request.param, **KEPT, stall_s=0.5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["a body in chunks", "events", "one event"])
 def test_an_upstream_waits_for_a_client_that_does_not_read(impatient, name):
     """Until its time is over; what the gateway and the sockets hold meanwhile is little."""

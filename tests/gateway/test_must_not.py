@@ -357,6 +357,7 @@ def test_no_text_of_a_user_is_in_a_row_a_log_or_a_message(tmp_path, caplog):
     assert MARKER not in caplog.text
 
 
+@pytest.mark.slow
 def test_no_text_of_a_user_is_kept_or_said_by_any_process(tmp_path):
     """Through `servanda serve`: in its state, the ledger, the log, and all that it prints."""
     prompt = " ".join("dabbadcabdacadabbacd")  # in words that the kernel knows

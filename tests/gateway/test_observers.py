@@ -187,6 +187,7 @@ def check_one(rng):
     assert captured(rng, kind)[1].reply(data) == data
 
 
+@pytest.mark.slow
 def test_whatever_a_reply_holds_a_capture_changes_added_fields_alone():
     for seed in range(3000):
         check_one(Random(f"observed {seed}"))

@@ -76,12 +76,14 @@ def test_there_are_as_many_calls_as_were_tried_from_outside():
     assert len(CALLS) >= 49
 
 
+@pytest.mark.sampled(25)
 @pytest.mark.parametrize("name", CALLS)
 def test_a_call_gets_what_it_gets_of_the_server_itself(clients, name):
     direct, through = (outcome(CALLS[name], client, "tiny-lm") for client in clients[:2])
     assert through == direct
 
 
+@pytest.mark.slow
 def test_what_was_sampled_was_so_all_the_same(clients):
     _, through, sampled = clients
     before = sampled()

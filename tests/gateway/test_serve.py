@@ -76,6 +76,7 @@ def test_it_serves_before_its_leader_is_ready_and_says_so(pools, tmp_path, envir
         assert "new requests are answered" not in serving.text
 
 
+@pytest.mark.slow
 def test_a_leader_that_is_killed_before_it_is_ready_ends_nobody(pools, tmp_path, environ):
     folder, more = environ
     (folder / "deaths").write_text("x")
@@ -107,6 +108,7 @@ def refused(tmp_path, pools, *words, stages="", keys=""):
         return code, program.text
 
 
+@pytest.mark.slow
 def test_a_contract_that_no_leader_can_follow_ends_it_before_anybody_is_served(pools, tmp_path):
     code, said = refused(tmp_path, pools, stages=", stages: [offline]")
 
@@ -136,6 +138,7 @@ def test_keys_with_a_mistake_end_it_before_anybody_is_served(pools, tmp_path):
     assert "serving users at" not in said
 
 
+@pytest.mark.slow
 def test_told_to_end_it_answers_on_for_as_long_as_it_drains(pools, tmp_path):
     with Serving(tmp_path / "serve", pools, "--drain", "1h") as serving:
         serving.begun()
@@ -150,6 +153,7 @@ def test_told_to_end_it_answers_on_for_as_long_as_it_drains(pools, tmp_path):
         assert "no new requests are accepted" in serving.text
 
 
+@pytest.mark.slow
 def test_a_drain_has_an_end(pools, tmp_path):
     with Serving(tmp_path / "serve", pools, "--drain", "100ms") as serving:
         serving.begun()

@@ -57,6 +57,7 @@ def slow_bodies(leader, path, keys):
         yield
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("role", PATHS)
 def test_slow_bodies_of_one_key_hold_up_nobody_else(leader, role):
     with slow_bodies(leader, PATHS[role], [KEY[role]] * SLOW):

@@ -50,6 +50,7 @@ def serving(folder, authority, pools, *words, **more):
     return Serving(folder, pools, *words, verify=context_of(authority), **more)
 
 
+@pytest.mark.slow
 def test_users_the_leader_and_gateways_are_served_by_tls(tmp_path, authority, pools, trusts):
 
     folder = tmp_path / "serve"
@@ -85,6 +86,7 @@ def test_users_the_leader_and_gateways_are_served_by_tls(tmp_path, authority, po
             assert second.url.startswith("http://")
 
 
+@pytest.mark.slow
 def test_keys_and_certificate_change_while_it_serves(tmp_path, authority, pools, trusts):
     folder = tmp_path / "serve"
     with serving(folder, authority, pools, **trusts) as gateway:
@@ -137,6 +139,7 @@ def refused(folder, *words, **environ):
         return code, program.text
 
 
+@pytest.mark.slow
 def test_mistakes_end_it_before_anybody_is_served(tmp_path, authority, pools, trusts):
     folder = tmp_path / "serve"
     folder.mkdir()

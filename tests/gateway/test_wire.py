@@ -157,6 +157,7 @@ ODD = [
 ]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("path", [PATH, "/v1/chat/completions"])
 @pytest.mark.parametrize("streams", [False, True])
 @pytest.mark.parametrize("odd", ODD, ids=range(len(ODD)))

@@ -156,6 +156,7 @@ def test_an_engine_that_reports_the_references_logprobs_is_not_sound(tmp_path):
     assert any("every bit" in s.text for s in verdict.blind_spots)
 
 
+@pytest.mark.slow
 def test_comparing_a_kernel_with_itself_declares_it(tmp_path, monkeypatch):
     """A against A stays usable: the contract that compare writes has the key, and says why."""
     monkeypatch.chdir(tmp_path)
@@ -197,6 +198,7 @@ def dump(folder, copied, steps=6, n=20, width=200):
         writer.step(step, ids, np.ones((n, width)), train, infer, groups=groups)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("copied", [1.0, 0.5, 0.1])
 def test_a_dump_with_copied_rows_is_not_sound(tmp_path, copied):
     dump(tmp_path / "dump", copied)

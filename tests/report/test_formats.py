@@ -34,6 +34,7 @@ def rendered(format_, name):
     return FORMATS[format_](made.VERDICTS[name])
 
 
+@pytest.mark.sampled(3)
 @each_verdict
 @pytest.mark.parametrize("format_", sorted(FORMATS))
 def test_a_report_is_a_pure_function_of_its_verdict(format_, name):

@@ -124,6 +124,7 @@ def has_few_digits(text):
     return len(text.replace(".", "").strip("0")) <= most
 
 
+@pytest.mark.sampled(4)
 @each_verdict
 def test_no_number_of_the_page_has_more_than_three_digits(name):
     """Counts are exact and limits are as the contract has them, so only decimals are looked at."""
@@ -140,6 +141,7 @@ def test_a_text_of_numbers_is_rounded_and_a_name_is_not():
 # places
 
 
+@pytest.mark.sampled(4)
 @each_verdict
 def test_every_cell_and_every_section_has_a_place_and_every_link_leads_to_one(name):
     found = outline(name)
@@ -159,6 +161,7 @@ def test_the_place_of_a_cell_does_not_depend_on_the_others():
 # pictures
 
 
+@pytest.mark.sampled(5)
 @each_verdict
 def test_every_picture_says_in_a_sentence_what_it_shows(name):
     for picture in outline(name).pictures:
@@ -168,6 +171,7 @@ def test_every_picture_says_in_a_sentence_what_it_shows(name):
         assert len(picture["aria-label"].split()) >= 3
 
 
+@pytest.mark.sampled(4)
 @each_verdict
 def test_nothing_is_said_only_to_those_who_point_at_it(name):
     assert outline(name).titles == 0

@@ -14,6 +14,7 @@ from tests import kit
 from tests.report import made
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", made.VERDICTS)
 def test_a_verdict_survives_json(name):
     verdict = made.VERDICTS[name]

@@ -112,6 +112,7 @@ def test_a_slice_that_its_run_could_not_judge_is_left_out_and_said(tables):
     assert "judged with the whole alone" in said
 
 
+@pytest.mark.slow
 def test_a_rare_value_takes_no_other_value_with_it(tables):
     """18 % of the prompts are at 3.5 times the limit; another value is rarer still."""
     often, differs = kit.BASE, kit.moved(kit.BASE, 0.14)
@@ -363,6 +364,7 @@ def test_what_a_plan_decides_is_what_a_run_decides(tables):
 ON = ("--prompts", "prompts.jsonl", "--preset", "nvfp4", "--max-new-tokens", "6")
 
 
+@pytest.mark.slow
 def test_compare_prints_in_order_and_exits_as_its_verdict(tables):
     done = servanda("compare", "table:p.json", "table:q.json", *ON, "--save-contract", "kept.yaml")
     assert done.exit_code == 0, done.output

@@ -294,6 +294,7 @@ def cut(monkeypatch, tmp_path):
     return path, pack, pair
 
 
+@pytest.mark.sampled(11)
 @pytest.mark.parametrize("metric", bounded_names())
 @pytest.mark.parametrize("aggregate", ["mean", "max", "p50"])
 def test_the_ends_hold_the_exact_value_and_are_one_where_nothing_is_left_out(

@@ -75,6 +75,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_found_by_its_relation_and_made_as_small_as_it_gets(fault):
     name, tokens, beside = FAULTS[fault]
@@ -94,6 +95,7 @@ def test_a_fault_is_found_by_its_relation_and_made_as_small_as_it_gets(fault):
         assert again.exit_code == 1 and f"✗ {name}" in again.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", ["", ",prefix_cache=8"])
 def test_a_healthy_server_holds_beyond_rounding(options):
     with model(options) as url:
@@ -139,6 +141,7 @@ class Crowded(Noisy):
     company = 5e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "outcome"), [(Noisy, "inconclusive"), (Crowded, "violated")])
 def test_a_kernel_whose_replays_differ_is_tested_and_not_compared_with_a_threshold(
     tmp_path, prompts, kind, outcome
@@ -155,6 +158,7 @@ def test_a_kernel_whose_replays_differ_is_tested_and_not_compared_with_a_thresho
     assert loose == 0 and wide["company"]["outcome"] == "holds"
 
 
+@pytest.mark.slow
 def test_draws_against_other_probabilities_than_are_reported_are_rejected(
     tmp_path, prompts, monkeypatch
 ):
@@ -189,6 +193,7 @@ def test_the_cache_is_not_said_to_hold_where_no_one_saw_a_hit():
     ]
 
 
+@pytest.mark.slow
 def test_a_command_that_updates_a_server_is_run_between_before_and_after():
     """One that changes nothing, one that fails, and one after which other weights answer."""
     body = json.dumps({"kind": "kernel", "fault": {"wrong_rope_base": 2.0}})
@@ -371,6 +376,7 @@ def test_an_error_of_the_server_is_a_violation_but_at_the_first_request_no_answe
     assert done.exit_code == 4 and "with status 500" in done.output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("size", "outcome"), [(1e-5, "inconclusive"), (0.5, "violated")])
 def test_a_difference_that_rounding_can_make_is_undecided_without_a_limit(
     tmp_path, prompts, size, outcome
@@ -389,6 +395,7 @@ def test_a_difference_that_rounding_can_make_is_undecided_without_a_limit(
     assert ("--limit 3e-05 accepts them and decides" in words) == (outcome == "inconclusive")
 
 
+@pytest.mark.slow
 def test_a_second_tier_of_the_cache_is_read_only_after_other_requests():
     with model(",prefix_cache=8,fault=prefix_hit:demoted") as url:
         words = (f"{url},batch_size=2", "--only", "cache", "--limit", "0", *texts())

@@ -103,6 +103,7 @@ def test_kill_9_at_random_moments_leaves_no_trace_in_the_evidence(tmp_path):
     kill_and_resume(tmp_path, KILLS, SEED)
 
 
+@pytest.mark.slow
 def test_ctrl_c_says_what_is_kept_and_the_same_command_goes_on(tmp_path):
     path = write(tmp_path)
     root = tmp_path / "run"

@@ -37,7 +37,7 @@ def test_a_label_that_explains_the_gap_is_the_slice_of_every_report(tmp_path):
     assert 'labels.first: {in: ["a"]}' in part.entry
     assert part.rest.value == 0
     for text in (str(verdict), FORMATS["markdown"](verdict), FORMATS["html"](verdict)):
-        assert text.count("Likely cause") == 1 and text.count("found-1") == 1
+        assert text.count("Likely cause") == 1 and "found-1" in text
         assert "token TIS at 2" in text
 
 

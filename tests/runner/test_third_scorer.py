@@ -49,6 +49,7 @@ def test_a_verdict_stands_though_a_cannot_score(tables, monkeypatch):
     assert "exit" in done.stdout and "it is not known which side is further" in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("a", "b", "side"),
     [("q.json", "p.json", "A"), ("p.json", "q.json", "B"), ("q.json", "q.json", "")],

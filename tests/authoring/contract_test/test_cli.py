@@ -133,6 +133,7 @@ def test_text_that_is_not_utf_8_is_refused(toy):
 # the example
 
 
+@pytest.mark.slow
 def test_the_example_passes():
     done = servanda("contract", "test", EXAMPLES)
     assert done.exit_code == 0, done.output

@@ -173,6 +173,7 @@ def test_silence_is_not_success_in_a_promotion(tmp_path):
     assert found.passed, shown(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("end", "status"),
     [("wait", "awaiting_evidence"), ("hold", "halted"), ("roll_back", "rolled_back")],
@@ -183,6 +184,7 @@ def test_what_is_undecided_at_the_limit_follows_the_contract(tmp_path, end, stat
     assert found.passed, shown(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("clause", "missing", "given", "expected"),
     [

@@ -54,6 +54,7 @@ def without(*layers):
     return change
 
 
+@pytest.mark.slow
 def test_a_replay_without_a_fault_is_sound(tmp_path, rollout):
     assert found(tmp_path, rollout, engine()).state == "ok"
 

@@ -58,6 +58,7 @@ def acting(folder, **more):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sampler", "as_with"),
     [

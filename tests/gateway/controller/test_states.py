@@ -110,6 +110,7 @@ def test_a_reload_of_another_limit_keeps_the_state_and_begins_the_evidence_anew(
     assert (after.tracks, after.scored) == ({}, 0)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("status", STATES)
 @pytest.mark.parametrize("to", ["stable", "infer", "enforce", "observe"])
 def test_a_pin_holds_in_every_state_and_is_over_at_its_second(driven, status, to):

@@ -65,6 +65,7 @@ def test_two_contracts_share_a_ledger_and_their_entries_stay_apart(tmp_path, clo
     assert wrong == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "edit",
     [

@@ -169,6 +169,7 @@ def test_nothing_comes_back_without_requests_that_show_it(world):
             assert found.paid
 
 
+@pytest.mark.slow
 @ALL
 def test_stable_keeps_a_slice_for_its_dwell(world):
     for _, edge in edges(world):

@@ -61,6 +61,7 @@ def test_users_that_the_share_does_not_concern_are_named_and_not_counted():
     assert (split.users, split.infer, split.log_e) == (1, 0, split.log_e)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("failing", [0.0, 0.05])
 def test_a_right_split_is_rarely_called_wrong_however_late_failures_are_known(failing):
     """Infer fails for 1 of 20, within the tolerance, and it is known up to 50 users later."""

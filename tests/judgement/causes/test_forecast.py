@@ -74,6 +74,7 @@ def test_sides_that_agree_need_no_correction():
     assert "none is shown to be needed: predicted error" in lines
 
 
+@pytest.mark.slow
 def test_an_interval_covers_the_mean_of_the_population():
     """At 95 %: 57 of 60 draws on average, and fewer than 51 with probability 0.003."""
     population = table(0, steps=40, size=400, noise=0.3)

@@ -187,6 +187,7 @@ WRITTEN = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", [*WRITTEN])
 def test_what_is_written_instead_of_a_logprob_is_named_everywhere_and_in_a_place(name):
     how, cause, words = WRITTEN[name]

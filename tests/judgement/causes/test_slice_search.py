@@ -104,6 +104,7 @@ def test_a_found_slice_is_a_slice_of_a_contract_and_selects_the_wrong_tokens(nam
     assert apart > 0  # hardly a large difference is outside
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spread", [0.0, 0.3])
 @pytest.mark.parametrize("noise", [0.02, 0.15, 0.8])
 def test_noise_of_any_size_and_sequences_of_differing_noise_have_no_slice(noise, spread):

@@ -216,6 +216,7 @@ def test_the_mean_of_a_ratio_budget_is_certified_where_it_is_clipped(tmp_path):
 HOLE = {"": [0.45, 0.43, 0.02, 0.0, 0.1]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("claim", ["population", "realised"])
 @pytest.mark.parametrize("clip", [None, 2.0, 1.0])
 def test_support_mass_holds_the_mass_that_infer_cannot_draw(tmp_path, claim, clip):

@@ -49,6 +49,7 @@ def test_the_drafts_of_all_requests_are_judged_together(tmp_path, monkeypatch):
     assert cell.note == "first 1 to 2 tokens accepted: 90.0%, 60.0% of the drafts"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("more", "options", "note"),
     [

@@ -63,6 +63,7 @@ def of_groups(ones, n):
 LONG = LIMIT * 2 / (4 - LIMIT * 6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("claim", "process", "chance"),
     [("realised", of_tokens, LIMIT), ("population", of_groups, LONG)],

@@ -117,6 +117,7 @@ def rounds(runs, seed=0, **how):
     return [drawn(32, 1000 * seed + i, **how) for i in range(runs)]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("kind", [SamplerFidelity(), ServedFidelity()], ids=["infer", "train"])
 @pytest.mark.parametrize(
     ("bias", "says"),
@@ -214,6 +215,7 @@ def test_honest_kernels_are_rejected_no_more_often_than_the_price():
     assert reached <= 0.135 * runs + 3 * math.sqrt(0.135 * 0.865 * runs)
 
 
+@pytest.mark.slow
 def test_a_train_kernel_that_differs_rejects_no_honest_sampler():
     """Importance weights: 16 runs at TV .02 and .08, none beyond a price of e^6.3."""
     for tv in (0.02, 0.08):
@@ -259,6 +261,7 @@ def test_the_stated_strengths_are_rejected_in_nine_of_ten_runs_and_a_quarter_in_
         assert rate(40, **weak) <= 0.6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("missing", [6, 12, 400])  # of the last one nothing is seen, and said
 def test_the_stated_strength_is_rejected_beside_missing_tokens(missing):
     """Each missing token is charged; what is said to be rejected is, at that charge."""

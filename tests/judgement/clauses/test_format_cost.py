@@ -94,6 +94,7 @@ def judge(measured, claim="realised", floor=None, whole=False, alpha=0.05):
     return kind.judge(cell, measured, floor, Interim(alpha, 4, 0, len(measured) * 64))
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("claim, many", [("realised", 1), ("population", 80)])
 @pytest.mark.parametrize(
     "mean, ratio, outcome, reason",
@@ -154,6 +155,7 @@ def test_where_a_check_fails_no_cell_agrees_to_anything():
     assert unsound(made.FORMAT, "copied").cells[0].rounding == ""
 
 
+@pytest.mark.slow
 def test_a_run_at_the_limit_is_seldom_decided():
     """At the ratio 1.25 exactly, either answer is wrong with probability alpha."""
     answers = [judge(rounds(0.018, 1.25, seed=s), alpha=0.1).outcome for s in range(60)]
@@ -208,6 +210,7 @@ promotion: {{offline: {{prompt_groups: [64, 640]}}}}
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "a, b, fault, outcome",
     [

@@ -34,6 +34,7 @@ def checked(tmp_path, **sides):
     return {cell.clause: cell for cell in verdict.cells}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sides",
     [

@@ -84,6 +84,7 @@ def test_the_gap_is_what_enumeration_says_of_both_kernels_answers(tmp_path, clai
     assert cell.assumptions == ("order", "own_law", *(["independent"] * (claim == "population")))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("claim", ["population", "realised"])
 @pytest.mark.parametrize("swap", [False, True])
 @pytest.mark.parametrize(("limit", "outcome"), [(0.4, "holds"), (0.02, "violated")])
@@ -100,6 +101,7 @@ def test_it_is_judged_from_both_sides(tmp_path, claim, swap, limit, outcome):
     assert (cell.value > 0) == swap
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("claim", ["population", "realised"])
 def test_the_answer_is_that_of_the_interval_at_its_price(tmp_path, claim):
     """An end of the interval is where the evidence just pays half of alpha."""
@@ -266,6 +268,7 @@ def test_train_says_that_it_draws_by_decoding_whatever_path_it_scores_by(
     assert hint in str(caught.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("claim", ["population", "realised"])
 def test_an_answer_that_train_lost_counts_against_both(tmp_path, claim):
     lost = ", fault: {lost_sequences: 0.5}"
@@ -501,6 +504,7 @@ def test_lint_says_what_is_missing(tmp_path, old, new, message, hint):
 # runs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gone", ["infer", "train", DRAWS])
 def test_what_is_missing_of_a_round_is_drawn_again_bit_for_bit(tmp_path, gone):
     path, _ = write(tmp_path, limit=0.1, last=96)

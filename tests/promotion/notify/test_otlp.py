@@ -114,6 +114,7 @@ def test_the_series_of_a_step_are_gauges():
     assert second == {step: 4.0, worst: 2.5}  # absent is not the last value
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("otel")
 def test_a_watch_sends_every_step():
     with Collector() as collector:

@@ -132,6 +132,7 @@ def as_served(path, root, leg="shadow"):
     return rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("claim", ["population", "realised"])
 @pytest.mark.parametrize("tv", [0.01, 0.2])
 def test_the_same_tokens_say_the_same_whether_drawn_or_served(tmp_path, claim, tv):
@@ -424,6 +425,7 @@ def test_an_end_that_the_log_leaves_out_counts_as_missing(tmp_path):
     assert cell(found, "usable_ratio").missing == len(ended)
 
 
+@pytest.mark.slow
 def test_a_violation_is_charged_the_part_of_its_leg(tmp_path):
     """The same evidence, at a price 7 times as high where the leg has a seventh of alpha."""
     path, _ = kit.write(tmp_path, q={"": kit.moved(kit.BASE, 0.1)}, round=2)

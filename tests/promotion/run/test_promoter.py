@@ -135,6 +135,7 @@ def test_nothing_goes_forward_without_traffic(site):
     assert "0 of 64 to 640 prompt groups" in history.state.why
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("leg", ["shadow", "canary-1", "canary-2", "full-1"])
 def test_a_build_that_breaks_on_a_leg_is_rolled_back_there(site, leg):
     """The served tokens are of another kernel than the one that says it serves."""

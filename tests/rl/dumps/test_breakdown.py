@@ -30,6 +30,7 @@ def servanda(*arguments):
 # steps
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bad", [1, 6, 12])
 def test_one_violated_step_makes_the_dump_violated_and_is_named(tmp_path, bad):
     made.write(tmp_path, tv=lambda step, *_: 0.07 if step == bad else 0.004)
@@ -83,6 +84,7 @@ def test_every_format_says_the_same_of_a_violated_step(tmp_path):
     assert Verdict.from_dict(data).breakdown is None
 
 
+@pytest.mark.slow
 def test_a_slice_of_a_few_steps_is_judged_with_the_steps_before(tmp_path):
     """Too few tokens a step to decide, and averaged away over all."""
     bad = range(10, 18)

@@ -42,6 +42,7 @@ def test_reports_are_written_and_named(healthy, tmp_path):
     assert "rollout engine" in page.read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["json", "junit", "sarif", "github", "markdown", "html"])
 def test_every_format_takes_the_verdict_of_a_dump(bad, name):
     done = servanda("check", bad, "--quiet", "--format", name)
@@ -116,6 +117,7 @@ def saved(healthy, tmp_path):
     return path
 
 
+@pytest.mark.slow
 def test_the_contract_of_a_green_dump_judges_it_and_the_next_one(healthy, bad, saved):
     again = servanda("check", healthy, "--quiet", "--contract", saved)
 

@@ -55,6 +55,7 @@ def dump(folder, change, n):
     return folder
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("verb", "option"), [("check", "--quiet"), ("watch", "--once")])
 @pytest.mark.parametrize(
     ("change", "few", "many"),

@@ -5,6 +5,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -85,6 +86,7 @@ def half_of_the_bins(cell, r):
     return float((np.clip(most_K, 0, 1) - np.clip(least_K, 0, 1))[bin_K].sum()) / 2
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(40))
 @given(st.integers(0, 10**6), st.sampled_from([0.0, 1e-7, 0.01, 1.0]), st.sampled_from([0.0, 0.1]))
 def test_counts_say_nothing_that_the_tokens_deny(seed, noise, broken):

@@ -65,6 +65,7 @@ def healthy():
     return engine(dtype="bfloat16")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("side", ["train", "infer"])
 def test_the_side_with_the_fault_is_further_from_the_referee(tmp_path, healthy, side):
     sides = {"train": healthy, "infer": healthy} | {side: engine(dtype="bfloat16", fault=FAULT)}
@@ -79,12 +80,14 @@ def test_the_side_with_the_fault_is_further_from_the_referee(tmp_path, healthy, 
     assert whole["low"] <= whole["train"] - whole["infer"] <= whole["high"]
 
 
+@pytest.mark.slow
 def test_two_sides_that_differ_alike_are_not_told_apart(tmp_path):
     path = dump(tmp_path, engine(fault=FAULT), engine(fault=FAULT, attention="sdpa"))
     done = servanda("check", path, "--referee", REFEREE, "--quiet")
     assert "cannot tell which side is further: the trainer 0." in done.stdout
 
 
+@pytest.mark.slow
 def test_a_referee_has_the_weights_of_one_step(tmp_path, healthy):
     path = dump(tmp_path, healthy, healthy, steps=(3, 4))
     done = servanda("check", path, "--referee", REFEREE)

@@ -51,6 +51,7 @@ def read_again(monkeypatch):
     monkeypatch.setattr(judge, "HEAD_TOKENS", 1_000)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [made.write, faulty])
 def test_the_verdict_does_not_depend_on_the_number_of_processes(make, tmp_path, read_again):
     folder = make(tmp_path / "dump")

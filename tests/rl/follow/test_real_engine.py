@@ -10,6 +10,7 @@ from tests.rl.follow_faults import CAUSES, HELD, Run, followed, kept
 RUN = Run("qwen3", rate=3e-5)
 
 
+@pytest.mark.slow
 def test_an_engine_in_bfloat16_follows_and_its_slope_is_close_to_1():
     steps = followed(kept(RUN))
 
@@ -35,6 +36,7 @@ def test_one_replica_of_eight_is_found_by_its_name():
     assert step.cause == "stale_replicas" and "1 of 8 replicas (r7)" in step.sentence
 
 
+@pytest.mark.slow
 def test_an_engine_cannot_follow_less_than_its_rounding_and_the_sent_weights_show_that():
     """At the start all weights are numbers of bfloat16, and no update reaches the next one."""
     scores = kept(Run("qwen3", rate=1e-6, steps=3, moved=0.0))

@@ -125,6 +125,7 @@ def test_steps_that_decide_alone_are_judged_alone():
 GOOD, NEAR, POOR = 0.024, 0.0255, 0.0265
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("weights", "tv"),
     [

@@ -129,6 +129,7 @@ def test_a_factor_is_told_with_its_interval(factor, part, name):
     assert "At equal weights" not in str(result)  # it does show
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", MOVED)
 def test_a_sync_that_moves_the_engine_at_equal_weights_says_so_and_names_no_tensor(fault):
     result = drilled(MOVED[fault])

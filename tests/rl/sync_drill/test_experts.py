@@ -77,6 +77,7 @@ def test_a_part_without_any_effect_is_neither_right_nor_wrong():
     assert part.unseen and not part.deaf and not part.partly_deaf
 
 
+@pytest.mark.slow
 def test_an_expert_of_few_tokens_is_named_where_rounding_flips_routes():
     pytest.importorskip("transformers")
 
@@ -87,6 +88,7 @@ def test_an_expert_of_few_tokens_is_named_where_rounding_flips_routes():
     assert wrong.lost == ("expert 2",)
 
 
+@pytest.mark.slow
 def test_an_expert_of_one_token_is_not_called_lost_where_rounding_routes_that_elsewhere():
     """The sync works; expert 4 has one token in float32, which bfloat16 sends to another expert."""
     pytest.importorskip("transformers")

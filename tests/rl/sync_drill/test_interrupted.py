@@ -68,6 +68,7 @@ def stopped_at(number, error, adapted, *, also=()):
 # errors, at every call that the drill makes
 
 
+@pytest.mark.slow
 @both
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), Stop()], ids=lambda e: type(e).__name__)
 def test_wherever_a_call_is_stopped_the_weights_are_back(adapted, error):
@@ -252,6 +253,7 @@ def test_ctrl_c_between_any_two_lines_leaves_the_weights_as_they_were(tmp_path, 
         assert [*tmp_path.iterdir()] == [], f"line {number}, of {lines[number - 1]}"
 
 
+@pytest.mark.slow
 @both
 def test_ctrl_c_at_the_end_of_a_no_grad_leaves_gradients_on_and_parts_in_their_modes(adapted):
     """The third line of each write is its `with` again, before torch's own way back."""
@@ -356,6 +358,7 @@ def test_after_sigterm_the_weights_are_back_and_the_trainers_own_handler_runs(
         assert [*tmp_path.iterdir()] == []
 
 
+@pytest.mark.slow
 @both
 def test_without_a_handler_sigterm_ends_the_trainer_once_engine_and_weights_are_back(
     processes, tmp_path, adapted

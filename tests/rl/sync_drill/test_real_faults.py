@@ -16,6 +16,7 @@ from tests.trainers import adapt, trainer
 TOKENS = drawn(1024, [], 6, 25, seed=3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("adapters", ["", "fresh"])
 def test_a_sync_that_works_is_found_to_work(adapters):
     result = drilled("llama", "bfloat16", adapters=adapters, tokens=TOKENS)

@@ -40,6 +40,7 @@ def scores_of(urls, dialect="vllm"):
     return [replica.score([[1, 2, 3, 4], [5, 6, 7, 8]]) for replica in servers.all]
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", NAMED)
 def test_a_fault_of_a_server_has_its_name(servers, name):
     module, fault = small_model(), SERVER_FAULTS[name]
@@ -55,6 +56,7 @@ def test_a_fault_of_a_server_has_its_name(servers, name):
         assert not result.warnings and result.exit_code == 0
 
 
+@pytest.mark.slow
 def test_a_factor_is_found_where_the_server_had_it_before_the_test(servers):
     begun(servers[0], "scaled")
     module = small_model()
@@ -84,6 +86,7 @@ def test_a_server_that_fails_is_an_error_with_its_url_and_the_next_move(servers,
         assert "weights restored bit for bit, and synced to the engine once more" in str(problem)
 
 
+@pytest.mark.slow
 def test_the_digests_say_what_was_compared_bit_for_bit(servers):
     begun(servers[0], "keeps_head")
 
@@ -93,6 +96,7 @@ def test_the_digests_say_what_was_compared_bit_for_bit(servers):
     assert line.endswith("not changed by a sync of random weights: lm_head.weight")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "cause"),
     [("ignores", "never_synced"), ("late", "late"), ("scaled", "scaled"), ("stops", "stopped")],
@@ -116,6 +120,7 @@ def test_one_replica_of_three_is_named_by_its_url(servers, name, cause):
         torch.testing.assert_close(after, before, rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_replicas_that_follow_share_one_test(servers):
     for url in servers:
         begun(url)
@@ -127,6 +132,7 @@ def test_replicas_that_follow_share_one_test(servers):
     assert result.syncs == preflight(trained(small_model(), servers[0])).syncs
 
 
+@pytest.mark.slow
 def test_a_replica_that_no_test_judged_is_no_pass(servers, monkeypatch):
     monkeypatch.setattr("servanda.rl.sync_drill.servers.replica_drill._TESTS", 1)
     for url in servers[:2]:
@@ -140,6 +146,7 @@ def test_a_replica_that_no_test_judged_is_no_pass(servers, monkeypatch):
     assert f"replica {servers[1]}: its scores differ from those of each tested" in result.sentence
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["none", "version_only", "stale_prefixes"])
 def test_sglang_is_drilled_by_its_own_endpoints(sglang, name):
     begun(sglang, name)
@@ -150,6 +157,7 @@ def test_sglang_is_drilled_by_its_own_endpoints(sglang, name):
     assert result.digests[0].startswith(f"{sglang}: 14 of 14 tensors")
 
 
+@pytest.mark.slow
 def test_a_version_that_never_changes_is_noted_where_the_sync_is_the_trainers(sglang):
     begun(sglang)
     module = small_model()
@@ -161,6 +169,7 @@ def test_a_version_that_never_changes_is_noted_where_the_sync_is_the_trainers(sg
     assert f"{sglang} claims the weight version 'default' before and after" in result.warnings[0]
 
 
+@pytest.mark.slow
 def test_adapters_are_merged_into_the_checkpoint(servers):
     from tests.trainers import adapt
 

@@ -27,6 +27,7 @@ def servers(folder):
         yield urls
 
 
+@pytest.mark.slow
 def test_a_reload_that_reaches_each_server_holds(folder, servers, tmp_path):
     for url in servers:
         begun(url)
@@ -41,6 +42,7 @@ def test_a_reload_that_reaches_each_server_holds(folder, servers, tmp_path):
     assert not [*tmp_path.iterdir()]  # the checkpoints are gone
 
 
+@pytest.mark.slow
 def test_a_stale_server_is_exit_1_with_its_url(folder, servers):
     begun(servers[0])
     begun(servers[1], "ignores")

@@ -40,6 +40,7 @@ def two():
     return sharded_faults.processes(2, sharded_faults.drill, QUICK)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", QUICK)
 def test_a_fault_of_a_sharded_trainer_has_its_name_on_every_rank(two, name):
     result = same_on_all([rank[name] for rank in two])

@@ -126,6 +126,7 @@ def lost_residual(engine):
     return "model.layers.0"
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     "plant", [one_norm, rope, stale_matrix, quantized_layer, scale_of_scores, lost_residual]
 )
@@ -184,6 +185,7 @@ def test_a_cap_of_the_scores_is_the_attention_and_one_of_the_logits_the_model(ge
     assert found(b, opened(gemma)).cause == ("",)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["prefill", "decode"])
 def test_a_router_and_a_recurrent_layer_are_named_and_are_equal_to_themselves(hybrid, path):
     a, b = opened(hybrid), opened(hybrid)
@@ -196,6 +198,7 @@ def test_a_router_and_a_recurrent_layer_are_named_and_are_equal_to_themselves(hy
     assert answer.cause == ("model.layers.1.mlp.gate",) and answer.joint == pytest.approx(1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "path", "tensor"),
     [
@@ -216,6 +219,7 @@ def test_a_cache_is_around_the_model_though_no_tensor_of_the_engine_shows_it():
     assert {module.kind for module in answer.suspects} == {"LlamaAttention"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["prefill", "decode"])
 def test_a_kernel_against_itself_has_no_difference(path):
     answer = found(opened(), path=path)
@@ -232,12 +236,14 @@ def test_a_fault_is_named_through_another_precision_and_another_attention():
     assert len(answer.suspects) > 50  # each rounds
 
 
+@pytest.mark.slow
 def test_a_precision_is_spread_and_no_module_is_blamed():
     answer = found(opened(dtype="bfloat16"))
     assert answer.outcome == "spread" and answer.joint == pytest.approx(1)
     assert not answer.outliers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", ["mlp.down_proj", "self_attn.o_proj"])
 def test_a_fault_that_hides_in_rounding_stands_out(part):
     b = opened(dtype="bfloat16")
@@ -294,6 +300,7 @@ def servanda(*words):
     return CliRunner().invoke(main, ["bisect", *map(str, words)], catch_exceptions=False)
 
 
+@pytest.mark.slow
 def test_the_command_names_the_stale_matrix_of_a_checkpoint(tmp_path):
     model = trainer(moved=0.0)
     with torch.no_grad():

@@ -129,6 +129,7 @@ def test_nothing_of_ours_is_wrong_more_often_than_alpha(rows):
 
 
 # the others count how many of so many tokens diverge, and draw nothing else
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", sorted({*SCENARIOS} - {"retries", "many slices"}))
 def test_what_a_scenario_says_of_its_truth_is_so(name, monkeypatch):
     """Over 225 runs, x is on average what was expected of it, and its total the truth's."""
@@ -151,6 +152,7 @@ def test_what_a_scenario_says_of_its_truth_is_so(name, monkeypatch):
         seen.clear()
 
 
+@pytest.mark.slow
 def test_every_scenario_has_ours_and_a_habit(rows):
     for name in SCENARIOS:
         assert {row.ours for row in rows if row.scenario == name} == {True, False}

@@ -155,6 +155,7 @@ def notices(monkeypatch, name, what, share):
     return falsify(name, np.random.default_rng(7), CASES).violations > 0
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize(("name", "what"), CASES_OF)
 def test_a_small_error_is_noticed_unless_the_bound_is_known_to_be_loose(monkeypatch, name, what):
     assert notices(monkeypatch, name, what, WRONG) == ((name, what) not in LOOSE)

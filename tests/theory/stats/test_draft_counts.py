@@ -66,6 +66,7 @@ def test_the_mean_factor_of_drafts_of_any_lengths_is_at_most_one_at_their_own_ac
         assert (expected <= 1 + 1e-9).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("depths", [True, False])
 def test_intervals_contain_the_acceptance_at_every_step_of_a_run(depths):
     """1 - TV by hand; at the end of every step of 40 runs of 30 steps, alpha 0.05 a side."""

@@ -81,6 +81,7 @@ def test_rounding_noise_decides_within_some_thousand_tokens(truth, direction):
     assert low < truth < high and (high < R if direction == 0 else low > R)
 
 
+@pytest.mark.slow
 def test_intervals_cover_at_every_look_in_all_but_alpha_of_runs():
     wrong = 0
     for seed in range(100):

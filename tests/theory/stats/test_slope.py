@@ -19,6 +19,7 @@ ALPHA = 0.05
 SIZES = st.lists(st.floats(0.01, 100), min_size=12, max_size=12)
 
 
+@pytest.mark.slow
 @given(SIZES, SIZES)
 def test_of_all_signs_of_the_noise_few_exclude_the_true_slope(noise, xx):
     """The oracle: every pattern of signs of symmetric noise is equally likely."""

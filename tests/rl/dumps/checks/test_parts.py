@@ -98,6 +98,7 @@ def exact(findings):
 chunks = st.lists(st.tuples(st.integers(0, 3), st.sampled_from([*FAULTS])), min_size=1, max_size=2)
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(60))
 @given(st.lists(chunks, min_size=1, max_size=5), st.data())
 def test_any_parts_find_what_one_pass_finds(made_of, data):

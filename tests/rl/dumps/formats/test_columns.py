@@ -103,6 +103,7 @@ def plain(r):
     return r.step, texts, kinds, r.group_S, r.source_S, labels, numbers
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(150))
 @given(steps(), st.sampled_from([1, 4, 9, 1 << 20]), st.integers(1, 40))
 def test_columns_of_a_parquet_file_give_what_its_rows_give(made, chunk, batch):

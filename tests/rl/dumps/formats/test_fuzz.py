@@ -161,6 +161,7 @@ def test_a_parquet_file_with_bytes_changed_raises_nothing_of_its_own(tmp_path, s
             assert "step_000001.rank0.parquet" in str(error) or str(tmp_path) in str(error)
 
 
+@pytest.mark.slow
 def test_the_mutations_are_not_in_vain():
     """Of 300 broken dumps some are refused, some are read in part, and some are cut off."""
     outcomes = set()
