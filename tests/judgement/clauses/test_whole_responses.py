@@ -239,9 +239,9 @@ def test_a_rule_that_one_token_puts_above_its_limit_leaves_the_answer_open(tmp_p
 
 def test_a_rule_that_one_place_puts_above_its_limit_leaves_the_answer_open(tmp_path):
     """The mean over all tokens holds, for the place has one of 50."""
-    train_ST, infer_ST = arrays(noise=0.03, sequences=400)
-    moved_S = 0.8 * np.random.default_rng(0).standard_normal(len(train_ST))
-    train_ST[:, 3] = np.minimum(infer_ST[:, 3] + moved_S, -0.01)
+    train_ST, infer_ST = arrays(noise=0.03, sequences=1000)
+    moved_S = 0.5 * np.random.default_rng(0).standard_normal(len(train_ST))
+    train_ST[:, 30] = np.minimum(infer_ST[:, 30] + moved_S, -0.01)
     answer = judge_dump(DumpOptions(dump(tmp_path, (train_ST, infer_ST)), preset="trl"))
     assert answer.verdict.outcome == "inconclusive"
     assert "the gap is in one place, {name: found-1, match: {context" in render(answer)
