@@ -491,7 +491,7 @@ def judge_dump(options: DumpOptions, watch: Watch | None = None) -> DumpVerdict:
     if verdict.outcome != "holds" or above:
         problems = {f.problem or f.check: f.text for f in findings if f.state == "unsound"}
         if verdict.outcome == "error" and not problems:
-            problems = {"steps": lines[0].text}
+            problems = {lines[0].problem or "steps": lines[0].text}
         advice = explain_dump(
             selected_dump(options),
             tv_limit(contract),
