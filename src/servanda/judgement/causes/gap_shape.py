@@ -513,12 +513,12 @@ class Shape:
     A rate is the gap of some tokens over that of all tokens of about the same logprob.
 
     Args:
-        kind: flat, a jump at one value, or a ramp; "unclear" where both fit alike, where a jump
-            fits better and its sides are not level, or a ramp and some bins are far from it.
+        kind: flat, a jump at one value, or a ramp; "unclear" where both fit alike, or a jump fits
+            better and its sides are not level.
         above: whether the larger rate comes after a jump.
         times: the larger rate of the shape over the smaller.
         start: rate at the beginning over that at the end.
-        z: of the ramp, in standard errors.
+        z: of the ramp, in standard errors; steady: whether no rate is far below one before it.
     """
 
     kind: Literal["flat", "jump", "ramp", "unclear"]
@@ -526,6 +526,7 @@ class Shape:
     times: float
     start: float
     z: float
+    steady: bool
 
 
 def shape_of(table: TokenTable, column_K: Array, of_K: Array | None = None) -> Shape | None:
@@ -565,13 +566,14 @@ def shape_of(table: TokenTable, column_K: Array, of_K: Array | None = None) -> S
     kind: Literal["flat", "jump", "ramp", "unclear"]
     if flat - min(ramp, jump) < 9.0:
         kind = "flat"
-    elif abs(ramp - jump) < _CLEAR or (uneven if jump < ramp else _apart(rate, line, error)).any():
+    elif abs(ramp - jump) < _CLEAR or (jump < ramp and uneven.any()):
         kind = "unclear"
     else:
         kind = "ramp" if ramp < jump else "jump"
     pair = stepped if kind == "jump" else (ends[1], ends[0])
     times = max(pair) / max(min(pair), 1e-3 * max(pair))
-    return Shape(kind, stepped[0] > stepped[1], times, ends[0] / ends[1], z)
+    steady = not _apart(rate, np.maximum.accumulate(rate), error).any()
+    return Shape(kind, stepped[0] > stepped[1], times, ends[0] / ends[1], z, steady)
 
 
 def _apart(rate: Array, fitted: Array, error: Array) -> Array:
