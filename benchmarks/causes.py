@@ -21,6 +21,7 @@ from tests.field import (
     fifth_unseen_causes,
     fourth_unseen_causes,
     more_unseen_causes,
+    sixth_unseen_causes,
     third_unseen_causes,
     unseen_causes,
 )
@@ -49,6 +50,7 @@ SETS = {
     "third set": third_unseen_causes.FOUND,
     "fourth set": fourth_unseen_causes.FOUND,
     "fifth set": fifth_unseen_causes.FOUND,
+    "sixth set": sixth_unseen_causes.FOUND,
 }
 UNSEEN = ROOT / "benchmarks" / "measured" / "causes_unseen.json"
 PAGE = ROOT / "docs" / "explanation" / "causes.md"

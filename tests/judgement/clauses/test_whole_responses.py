@@ -237,6 +237,16 @@ def test_a_rule_that_one_token_puts_above_its_limit_leaves_the_answer_open(tmp_p
     assert "one alone may be noise, or not: NeMo-RL token_mult_prob_error" in render(answer)
 
 
+def test_a_rule_that_one_place_puts_above_its_limit_leaves_the_answer_open(tmp_path):
+    """The mean over all tokens holds, for the place has one of 50."""
+    train_ST, infer_ST = arrays(noise=0.03, sequences=1000)
+    moved_S = 0.5 * np.random.default_rng(0).standard_normal(len(train_ST))
+    train_ST[:, 30] = np.minimum(infer_ST[:, 30] + moved_S, -0.01)
+    answer = judge_dump(DumpOptions(dump(tmp_path, (train_ST, infer_ST)), preset="trl"))
+    assert answer.verdict.outcome == "inconclusive"
+    assert "the gap is in one place, {name: found-1, match: {context" in render(answer)
+
+
 def test_explain_states_a_share_of_answers_and_what_a_finding_does(tmp_path):
     text = preset_text("trl").replace("path/to/model", str(MODEL))
     file = tmp_path / "it.kernelcontract.yaml"

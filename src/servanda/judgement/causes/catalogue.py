@@ -258,7 +258,7 @@ _ALL = (
     Cause(
         "beginning",
         "what stands before the answers, which their first tokens or short prompts feel most: a "
-        "chat template, a BOS token, or padding",
+        "chat template, a BOS token, padding, or a cached prefix",
         "packing",
         "the prompts' token ids on both sides, and the same prompts alone and beside a long one",
         _COMPARE,

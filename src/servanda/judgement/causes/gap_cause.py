@@ -557,7 +557,7 @@ def _growth(case: Case, steps: Shape) -> Found | None:
     own = float(table.gap_K[begin_K].mean())
     if start < _AT_START and own <= max(case.limit / 2, _REST * case.gap):
         return Found("stale_weights", f"{growth}; {at}")
-    if first <= 1 and start >= _REST:
+    if first <= 1 and start >= _REST and steps.steady:
         return Found("precision_drift", f"{growth}; {at} already, before most updates")
     return None
 

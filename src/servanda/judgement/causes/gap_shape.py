@@ -503,7 +503,7 @@ FLEXIBLE: Mapping[str, Fit] = {
 _MOST_BINS = 12
 _FEW = 30  # fewest tokens of a bin
 _CLEAR = 6.0  # of the squared errors, between a jump and a ramp
-_LEVEL, _LEVEL_ERRORS = 0.3, 3.0  # of a jump's height, and standard errors: one level on each side
+_LEVEL, _LEVEL_ERRORS = 0.3, 3.0  # of the height of a shape, and errors: bins that are far from it
 
 
 @dataclass(frozen=True)
@@ -518,7 +518,7 @@ class Shape:
         above: whether the larger rate comes after a jump.
         times: the larger rate of the shape over the smaller.
         start: rate at the beginning over that at the end.
-        z: of the ramp, in standard errors.
+        z: of the ramp, in standard errors; steady: whether no rate is far below one before it.
     """
 
     kind: Literal["flat", "jump", "ramp", "unclear"]
@@ -526,6 +526,7 @@ class Shape:
     times: float
     start: float
     z: float
+    steady: bool
 
 
 def shape_of(table: TokenTable, column_K: Array, of_K: Array | None = None) -> Shape | None:
@@ -556,8 +557,7 @@ def shape_of(table: TokenTable, column_K: Array, of_K: Array | None = None) -> S
     ramp, z = rest(line), slope * math.sqrt(spread)
     levels = min(_jumps(rate, weight), key=rest)
     jump = rest(levels)
-    height = float(np.ptp(levels))
-    uneven = np.abs(rate - levels) > np.maximum(_LEVEL * height, _LEVEL_ERRORS * error)
+    uneven = _apart(rate, levels, error)
     if len(np.unique(column_K[known_K])) > len(rate):  # the edge may be within a bin
         beside = np.flatnonzero(np.diff(levels))[:, None] + [0, 1]
         uneven[beside] &= bool(uneven[beside].all())
@@ -572,7 +572,15 @@ def shape_of(table: TokenTable, column_K: Array, of_K: Array | None = None) -> S
         kind = "ramp" if ramp < jump else "jump"
     pair = stepped if kind == "jump" else (ends[1], ends[0])
     times = max(pair) / max(min(pair), 1e-3 * max(pair))
-    return Shape(kind, stepped[0] > stepped[1], times, ends[0] / ends[1], z)
+    steady = not _apart(rate, np.maximum.accumulate(rate), error).any()
+    return Shape(kind, stepped[0] > stepped[1], times, ends[0] / ends[1], z, steady)
+
+
+def _apart(rate: Array, fitted: Array, error: Array) -> Array:
+    """The bins that are far from a fitted shape, beside its height and beside their errors."""
+    least = np.maximum(_LEVEL * float(np.ptp(fitted)), _LEVEL_ERRORS * error)
+    far: Array = np.abs(rate - fitted) > least
+    return far
 
 
 def _jumps(rate: Array, weight: Array) -> Iterator[Array]:

@@ -519,8 +519,9 @@ def _labelled(
     # the best set of several values is one of those with the highest rates
     some = np.flatnonzero(n >= _LEAST)
     order = some[np.argsort(-x[some] / b[some], kind="stable")][:_VALUES]
+    n, x, b = (np.cumsum(s[order])[1:] for s in (n, x, b))
     yield Conditioned(
-        *(np.cumsum(s[order])[1:] for s in (n, x, b)),
+        *(n, x, b),
         lambda i: Candidate(
             ((LABEL + name, (("in", tuple(sorted(texts[k] for k in order[: i + 2]))),)),), "labels"
         ),

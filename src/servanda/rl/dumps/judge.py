@@ -18,6 +18,7 @@ from servanda.judgement.breakdown import (
     Advice,
     Breakdown,
     RuleRow,
+    SliceAdvice,
     StepPoint,
     StepRow,
     StepSeries,
@@ -476,7 +477,7 @@ def judge_dump(options: DumpOptions, watch: Watch | None = None) -> DumpVerdict:
     spots = (*verdict.blind_spots, *_blind_spots(breakdown, findings))
     verdict = replace(verdict, breakdown=breakdown, blind_spots=spots)
     if verdict.outcome != "error":
-        verdict = _doubted(by_step.joined(verdict), breakdown.rules)
+        verdict = by_step.joined(verdict)
     names = [cut.name for cut in statistics.cuts]
     out = fewest(names, limits, statistics.atoms)
     bits = sum(1 << i for i, name in enumerate(names) if name in out)
@@ -486,10 +487,11 @@ def judge_dump(options: DumpOptions, watch: Watch | None = None) -> DumpVerdict:
     if options.mask is not None and out:
         cuts = [cut for cut in statistics.cuts if cut.name in out]
         masked = write_masks(selected_dump(options).read(), cuts, options.mask)
-    if verdict.outcome != "holds":
+    above = any(row.red for row in breakdown.rules)
+    if verdict.outcome != "holds" or above:
         problems = {f.problem or f.check: f.text for f in findings if f.state == "unsound"}
         if verdict.outcome == "error" and not problems:
-            problems = {"steps": lines[0].text}
+            problems = {lines[0].problem or "steps": lines[0].text}
         advice = explain_dump(
             selected_dump(options),
             tv_limit(contract),
@@ -499,7 +501,10 @@ def judge_dump(options: DumpOptions, watch: Watch | None = None) -> DumpVerdict:
             by_step.violated,
             places(plan, {c.slice for c in red_of(verdict)}),
         )
-        verdict = replace(verdict, advice=_advice(advice, verdict))
+        slices = () if advice is None else advice.slices
+        verdict = _doubted(verdict, breakdown.rules, slices)
+        if verdict.outcome != "holds":
+            verdict = replace(verdict, advice=_advice(advice, verdict))
     return DumpVerdict(
         options,
         dump,
@@ -546,16 +551,23 @@ def _watched(results: Iterable[StepResult], dump: Dump, watch: Watch) -> Iterato
         watch(Progress("reading, MB", done // _MB, total))
 
 
-def _doubted(verdict: Verdict, rules: Sequence[RuleRow]) -> Verdict:
-    """The verdict, inconclusive where one token or response puts a rule of others above its limit.
+def _doubted(verdict: Verdict, rules: Sequence[RuleRow], slices: Sequence[SliceAdvice]) -> Verdict:
+    """The verdict, inconclusive where a rule of others is above its limit and few have the gap.
 
-    The mean of such a rule has no bound, and what is far off alone may be noise, or not.
+    One token or response far off may be noise, or not: the mean of such a rule has no bound.  A
+    mean over all tokens dilutes a gap that is in one place, however well it is measured.
     """
-    lone = next((row for row in rules if row.lone), None)
+    red = [row for row in rules if row.red]
     asked = any(c.metric == OUTLIERS and c.enforced for c in verdict.cells)
-    if lone is None or verdict.outcome != "holds" or not asked:
+    if verdict.outcome != "holds" or not asked or not red:
         return verdict
-    note = f"one alone may be noise, or not: {next(rule_lines([lone], verdict))}"
+    lone = next((row for row in red if row.lone), None)
+    if lone is not None:
+        note = f"one alone may be noise, or not: {next(rule_lines([lone], verdict))}"
+    elif slices:
+        note = f"the gap is in one place, {slices[0].entry}: {next(rule_lines(red, verdict))}"
+    else:
+        return verdict
     cells = tuple(
         c.but(outcome="inconclusive", open=True, note=note) if c.metric == OUTLIERS else c
         for c in verdict.cells

@@ -764,10 +764,15 @@ _LEVELS: Mapping[State, Level] = {"unsound": "error", "warning": "warning", "ok"
 
 @dataclass(frozen=True)
 class DataLine:
-    """One finding about the data; an error prevents a verdict."""
+    """One finding about the data; an error prevents a verdict.
+
+    Args:
+        problem: the check whose problem it is, for the likely cause; "" if it is of none.
+    """
 
     level: Level
     text: str
+    problem: str = ""
 
 
 def data_lines(
@@ -815,7 +820,8 @@ def of_refused(refused: Refused, taken: int) -> list[DataLine]:
         bad = share > _SHARE or _ZERO in refusal.reason
         rows = count(refusal.count, "sequence")
         text = f"{rows} rejected: {refusal.reason} (first: {refusal.first})"
-        lines.append(DataLine("error" if bad else "warning", text))
+        problem = "coverage" if _ZERO in refusal.reason else ""
+        lines.append(DataLine("error" if bad else "warning", text, problem))
     return lines
 
 
