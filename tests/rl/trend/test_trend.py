@@ -17,6 +17,7 @@ from servanda.rl.trend.changes import (
     Reference,
     RunChart,
     StepScalars,
+    ratios_of_bins,
     read_reference,
     with_reference,
 )
@@ -100,6 +101,12 @@ def test_scalars_of_parts_add_up_to_those_of_the_whole():
     assert whole.values["k3_nats"] == np.inf
     assert scalars(infer, infer).values["abs_log_ratio_p99_nats"] == 0
     assert StepScalars().values == {}
+
+
+def test_ratios_near_the_largest_number_are_summed_without_a_warning():
+    count_K = np.zeros(BINS)
+    count_K[int(np.argmax(ratios_of_bins()[0]))] = 3
+    assert np.isinf(StepScalars.of(count_K, 0).drift)
 
 
 def test_a_monitor_is_red_once_the_gap_has_changed_within_its_limits(reference):

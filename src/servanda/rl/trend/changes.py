@@ -62,12 +62,12 @@ class StepScalars:
         used = np.flatnonzero(count_K)
         ratio_U, magnitude_U = (of_K[used] for of_K in ratios_of_bins())
         n_U = count_K[used]
-        with np.errstate(over="ignore"):
+        with np.errstate(over="ignore"):  # of ratios near the largest, k3 and its sum are infinite
             k3_U = np.expm1(ratio_U) - ratio_U
+            k3, drift = (float(x_U @ n_U) if len(used) else 0.0 for x_U in (k3_U, np.abs(ratio_U)))
         size_M = np.bincount(magnitude_U, n_U)
         of_M = np.flatnonzero(size_M)
         counts = dict(zip(of_M.tolist(), size_M[of_M].astype(int).tolist(), strict=True))
-        k3, drift = (float(x_U @ n_U) if len(used) else 0.0 for x_U in (k3_U, np.abs(ratio_U)))
         return cls(int(n_U.sum()), lost, k3, drift, counts)
 
     def __add__(self, other: StepScalars) -> StepScalars:
