@@ -304,8 +304,7 @@ def _power(chosen: TokenTable) -> tuple[float, float]:
     powers = [moment := _moment(chosen), *_TEMPERATURES]
     lefts = [float(_beyond(a, some, size).mean()) for a in powers]
     near = lefts[0] <= min(lefts) + _NEAR * float(some.gap_K.mean())
-    a = float(powers[0 if near else int(np.argmin(lefts))])
-    return a, moment
+    return float(powers[0 if near else int(np.argmin(lefts))]), moment
 
 
 def _at_power(a: float, chosen: TokenTable, tested: TokenTable) -> tuple[Array, str] | None:
@@ -579,8 +578,7 @@ def shape_of(table: TokenTable, column_K: Array, of_K: Array | None = None) -> S
 def _apart(rate: Array, fitted: Array, error: Array) -> Array:
     """The bins that are far from a fitted shape, beside its height and beside their errors."""
     least = np.maximum(_LEVEL * float(np.ptp(fitted)), _LEVEL_ERRORS * error)
-    far: Array = np.abs(rate - fitted) > least
-    return far
+    return np.asarray(np.abs(rate - fitted) > least)
 
 
 def _jumps(rate: Array, weight: Array) -> Iterator[Array]:
