@@ -16,11 +16,11 @@ BUDGET = {
     "theory": 6676,
     "traces": 1744,
     "contract": 2712,
-    "judgement": 14675,
+    "judgement": 14661,
     "engines": 14948,
     "report": 4800,
     "runner": 7221,
-    "rl": 23878,
+    "rl": 23875,
     "authoring": 5510,
     "cli": 6575,
     "root": 516,
@@ -31,7 +31,7 @@ ASIDE = {".html": 466, ".css": 173, ".js": 130, ".c": 198}  # suffix -> lines un
 # tests: with those of the same steps three ways, of prices, of strangers' contracts, of observers
 # that fail, of what help texts state, of the real language model, of a number format's
 # cost, of memory that kernels need, and of rare faults and of causes with the data of unseen cases
-OUTSIDE = {"tests": 105_730, "benchmarks": 16_000}
+OUTSIDE = {"tests": 105_744, "benchmarks": 16_000}
 LONGEST_FILE, LONGEST_FUNCTION = 900, 60
 # functions that are longer; the list only shrinks
 LONG = {

@@ -9,6 +9,7 @@ import pytest
 
 from servanda.judgement.causes.catalogue import CAUSES, OF_CHECKS, REMEDIES, UNEXPLAINED
 from servanda.judgement.causes.gap_cause import EXPLAINS, Case, alike_everywhere, explain
+from servanda.judgement.causes.gap_shape import SETTINGS
 from tests import transcripts
 from tests.judgement.causes.gaps import table
 
@@ -48,6 +49,14 @@ KNOWN = {
         "which the labels do not tell apart",
     ),
     "one environment": ({"labels": ENV, "wrong": _third}, "one_kind", "requests of env e3"),
+    "two replicas": (
+        {
+            "labels": {"replica": lambda s: f"r{s * 5 % 24 // 6}"},
+            "wrong": lambda row, *_: row * 5 % 24 // 6 % 2 == 1,
+        },
+        "one_engine",
+        "replica r1 and r3: ",
+    ),
     "requests from the cache": (
         {"labels": {"cached_tokens": lambda s: f"{s % 4 * 512}"}, "wrong": _third},
         "stale_cache",
@@ -209,6 +218,14 @@ def test_what_is_written_in_a_few_sequences_is_named_there(name):
     assert found.cause == cause and "in a few sequences" in found.text
 
 
+def test_a_recorded_version_is_an_age_where_a_step_has_several():
+    drawn = table(3, labels={"weight_version": lambda s: f"{s % 3}"})
+    version_K = np.array([int(t or 0) for t in drawn.labels["weight_version"][0]])
+    age_K = drawn.step_K - version_K[drawn.labels["weight_version"][1]]
+    assert (drawn.numbers["outcome.staleness"] == age_K - age_K.min()).all() and age_K.min() == -1
+    assert "outcome.staleness" not in table(3, labels={"weight_version": "1".format}).numbers
+
+
 def test_ids_that_are_no_range_are_named():
     drawn = table(4, noise=0.02)
     token_K = drawn.token_K % 25
@@ -296,9 +313,11 @@ def test_weights_above_one_are_raw_where_the_trainer_has_a_setting_of_the_sample
 
 
 def test_one_ratio_for_all_tokens_is_no_cut():
-    drawn = table(4, noise=0.02)
-    smoothed_K = np.log(0.88 * np.exp(drawn.train_K) + 0.12 / 1000)
-    assert explain(replace(drawn, train_K=smoothed_K), LIMIT).cause != "top_p"
+    """The fit itself: of such a ratio a temperature explains as much, and is asked as well."""
+    drawn = table(4, noise=0.002)
+    kept_K = np.random.default_rng(0).uniform(0.6, 1.0, len(drawn))
+    assert SETTINGS["top_p"](drawn, replace(drawn, train_K=drawn.infer_K - 0.12)) is None
+    assert SETTINGS["top_p"](drawn, replace(drawn, train_K=drawn.infer_K + np.log(kept_K)))
 
 
 def test_a_cut_that_leaves_one_token_is_told_from_logprobs_that_were_written_as_0():

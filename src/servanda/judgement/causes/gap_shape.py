@@ -38,7 +38,6 @@ _UNIT_APART, _UNIT_ALIKE = 0.05, 0.02
 _OTHER_FACTOR = 0.05  # share of the gap that any other factor leaves
 _DECIMALS = (1.0, 0.5, 0.25, 0.1, 0.05, 0.01, 0.005, 0.001, *(2.0**-k for k in range(3, 9)))
 _ON_GRID = 0.98  # share of the values
-_FEW_VALUES = 0.02  # of the tokens: numbers that are all of a coarse grid of any form
 _AT_BOUND = 0.002  # share of the tokens with one value, the lowest or the highest
 _CONSTANT = 0.005  # share of the tokens with one value that stands for no number
 _CONSTANT_EXPLAINS = 0.5
@@ -188,22 +187,9 @@ def _rounding(chosen: TokenTable, tested: TokenTable) -> tuple[Array, str] | Non
                 low_K, high_K = own_K - step / 2, own_K + step / 2
                 if form == "probabilities":
                     low_K, high_K = np.log(np.maximum(low_K, 1e-45)), np.log(high_K)
-                return _outside(
-                    other_K, low_K, high_K
-                ), f"the {who}'s {form} are multiples of {step:g}"
-        value = np.unique(logp_K[np.isfinite(logp_K)])
-        if 1 < len(value) <= _FEW_VALUES * len(logp_K):
-            middle = (value[1:] + value[:-1]) / 2
-            at_K = np.searchsorted(middle, getattr(tested, f"{side}_K"))
-            low_K, high_K = np.append(-np.inf, middle)[at_K], np.append(middle, np.inf)[at_K]
-            text = f"the {who}'s logprobs have only {len(value)} values"
-            return _outside(other_K, low_K, high_K), text
+                text = f"the {who}'s {form} are multiples of {step:g}"
+                return gap(np.maximum(np.maximum(low_K - other_K, other_K - high_K), 0.0)), text
     return None
-
-
-def _outside(logp_K: Array, low_K: Array, high_K: Array) -> Array:
-    """The gap of logprobs to the interval of those that are rounded to one number."""
-    return gap(np.maximum(np.maximum(low_K - logp_K, logp_K - high_K), 0.0))
 
 
 def _clamp(chosen: TokenTable, tested: TokenTable) -> tuple[Array, str] | None:

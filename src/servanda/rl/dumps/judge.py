@@ -487,8 +487,8 @@ def judge_dump(options: DumpOptions, watch: Watch | None = None) -> DumpVerdict:
     if options.mask is not None and out:
         cuts = [cut for cut in statistics.cuts if cut.name in out]
         masked = write_masks(selected_dump(options).read(), cuts, options.mask)
-    above = any(row.red for row in breakdown.rules)
-    if verdict.outcome != "holds" or above:
+    beside = _beside(verdict, breakdown.rules)
+    if verdict.outcome != "holds" or beside:
         problems = {f.problem or f.check: f.text for f in findings if f.state == "unsound"}
         if verdict.outcome == "error" and not problems:
             problems = {lines[0].problem or "steps": lines[0].text}
@@ -501,8 +501,7 @@ def judge_dump(options: DumpOptions, watch: Watch | None = None) -> DumpVerdict:
             by_step.violated,
             places(plan, {c.slice for c in red_of(verdict)}),
         )
-        slices = () if advice is None else advice.slices
-        verdict = _doubted(verdict, breakdown.rules, slices)
+        verdict = _doubted(verdict, beside, () if advice is None else advice.slices)
         if verdict.outcome != "holds":
             verdict = replace(verdict, advice=_advice(advice, verdict))
     return DumpVerdict(
@@ -551,20 +550,22 @@ def _watched(results: Iterable[StepResult], dump: Dump, watch: Watch) -> Iterato
         watch(Progress("reading, MB", done // _MB, total))
 
 
-def _doubted(verdict: Verdict, rules: Sequence[RuleRow], slices: Sequence[SliceAdvice]) -> Verdict:
+def _beside(verdict: Verdict, rules: Sequence[RuleRow]) -> list[RuleRow]:
+    """The red rules of others beside a verdict that holds; none if it asks for no far tokens."""
+    asked = any(c.metric == OUTLIERS and c.enforced for c in verdict.cells)
+    return [row for row in rules if row.red] if asked and verdict.outcome == "holds" else []
+
+
+def _doubted(verdict: Verdict, red: Sequence[RuleRow], slices: Sequence[SliceAdvice]) -> Verdict:
     """The verdict, inconclusive where a rule of others is above its limit and few have the gap.
 
     One token or response far off may be noise, or not: the mean of such a rule has no bound.  A
     mean over all tokens dilutes a gap that is in one place, however well it is measured.
     """
-    red = [row for row in rules if row.red]
-    asked = any(c.metric == OUTLIERS and c.enforced for c in verdict.cells)
-    if verdict.outcome != "holds" or not asked or not red:
-        return verdict
     lone = next((row for row in red if row.lone), None)
     if lone is not None:
         note = f"one alone may be noise, or not: {next(rule_lines([lone], verdict))}"
-    elif slices:
+    elif red and slices:
         note = f"the gap is in one place, {slices[0].entry}: {next(rule_lines(red, verdict))}"
     else:
         return verdict

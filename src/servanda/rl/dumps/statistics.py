@@ -764,11 +764,7 @@ _LEVELS: Mapping[State, Level] = {"unsound": "error", "warning": "warning", "ok"
 
 @dataclass(frozen=True)
 class DataLine:
-    """One finding about the data; an error prevents a verdict.
-
-    Args:
-        problem: the check whose problem it is, for the likely cause; "" if it is of none.
-    """
+    """One finding about the data; an error prevents a verdict.  `problem`: its check, or ""."""
 
     level: Level
     text: str
@@ -817,11 +813,11 @@ def of_refused(refused: Refused, taken: int) -> list[DataLine]:
     lines = []
     for refusal in refused.values():
         share = refusal.count / (taken + refused.rows)
-        bad = share > _SHARE or _ZERO in refusal.reason
+        zero = _ZERO in refusal.reason
+        level: Level = "error" if zero or share > _SHARE else "warning"
         rows = count(refusal.count, "sequence")
         text = f"{rows} rejected: {refusal.reason} (first: {refusal.first})"
-        problem = "coverage" if _ZERO in refusal.reason else ""
-        lines.append(DataLine("error" if bad else "warning", text, problem))
+        lines.append(DataLine(level, text, "coverage" if zero else ""))
     return lines
 
 
