@@ -64,7 +64,10 @@ def place(cell: dict) -> str:
 
 
 def of_verdict(verdict: dict) -> dict:
-    """What a verdict concludes: in words where there are few, else as a digest of the numbers."""
+    """What a verdict concludes: in words where there are few, else as a digest of the numbers.
+
+    The evidence digest of the verdict is not kept: it is over every bit, and processors differ.
+    """
     cells = [
         {
             name: value
@@ -80,7 +83,6 @@ def of_verdict(verdict: dict) -> dict:
         "violated": red,
         "cause": (verdict["advice"] or {}).get("cause", ""),
         "contract": verdict["key"]["contract"],
-        "evidence": verdict["evidence"],
         "cells": digest(cells),
     }
 
