@@ -18,9 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from tests.field import (
+    eighth_unseen_causes,
     fifth_unseen_causes,
     fourth_unseen_causes,
     more_unseen_causes,
+    seventh_unseen_causes,
     sixth_unseen_causes,
     third_unseen_causes,
     unseen_causes,
@@ -51,6 +53,8 @@ SETS = {
     "fourth set": fourth_unseen_causes.FOUND,
     "fifth set": fifth_unseen_causes.FOUND,
     "sixth set": sixth_unseen_causes.FOUND,
+    "seventh set": seventh_unseen_causes.FOUND,
+    "eighth set": eighth_unseen_causes.FOUND,
 }
 UNSEEN = ROOT / "benchmarks" / "measured" / "causes_unseen.json"
 PAGE = ROOT / "docs" / "explanation" / "causes.md"

@@ -7,6 +7,7 @@ import math
 import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import accumulate, chain
 from typing import Any
 
@@ -264,66 +265,73 @@ def crossing(excess: Callable[[float], float]) -> float | None:
 
 NOISE = statistical.RelativeToNoise(Feed(limit=1.0), times=3.0)
 STABLE = statistical.RelativeToStable(Feed(limit=1.0), times=2.0)
-CASES = {
-    "realised": realised(bits(20, 40), bits(4, 20)),
-    "realised, kept": realised(bits(2, 150), bits(0, 100)),
-    "responses": replace(realised(bits(20, 40), bits(4, 20)), kind=ResponseShare(Feed(LIMIT))),
-    "unbounded": realised(bits(24, 60), proves=False),
-    "population": population((40, 10), (0, 50)),
-    "population, red later": population((3, 30), (40, 10)),
-    "population, kept": population((2, 150), (0, 100)),
-    "reward gap up": reward_gap(bits(38, 40), bits(10, 10)),
-    "reward gap down": reward_gap(bits(2, 40), bits(0, 10)),
-    "reward gap, kept": reward_gap([0.5] * 300, [0.55] * 20),
-    "reward gap of a population": reward_gap([1.0] * 40, [0.4] * 30, claim="population"),
-    "drafts": drafts(10, 100),
-    "drafts, kept": drafts(90, 100),
-    "drawn drafts": drawn_drafts((2, 40), (8, 60)),
-    "drawn drafts, kept": drawn_drafts((30, 40), (50, 60)),
-    "train unsteady": self_noise(self_train=27, self_infer=0),
-    "infer unsteady": self_noise(self_infer=27),
-    "fidelity of infer alone": fidelity(9.0, 6.0, of="infer"),
-    "fidelity of infer": fidelity(15.0, of="infer", beside="train"),
-    "fidelity of train": fidelity(16.0, -3.0, of="train", beside="infer"),
-    "served": refuting(ServedFidelity(), 14.0, 1.0),
-    "coherence": refuting(Coherent(), 14.0, -5.0, 2.0),
-    "noise": compared(NOISE, (140, 200), self_train=(3, 300), self_infer=(8, 300)),
-    "noise of one side": compared(NOISE, (140, 200), self_train=(8, 300)),
-    "noise, kept": compared(NOISE, (10, 600), self_train=(90, 300), self_infer=(40, 300)),
-    "stable": compared(STABLE, (140, 200), stable=(15, 200)),
-    "stable, kept": compared(STABLE, (20, 400), stable=(120, 400)),
-    "too few users": sample_ratio(*bits(20, 300), planned=0.2),
-    "too many users": sample_ratio(*bits(0, 50), *bits(60, 100), planned=0.2),
-    "mass gap up": mass_gap((20, 200), (100, 200)),
-    "mass gap down": mass_gap((100, 200), (20, 200)),
-    "beyond the format": beside_format((0.5, 0.1, 120), (0.0, 0.1, 40)),
-    "as the format": beside_format((0.2, 0.3, 80), (0.3, 0.2, 40)),
-    "within the number, beyond the format": beside_format((0.02, 0.0, 300)),
-    "mass gap, kept": mass_gap((400, 800), (400, 800), limit=0.35),
-}
-BROKEN = [name for name, case in CASES.items() if case.red and case.red > DEAREST]
-KEPT = [name for name, case in CASES.items() if case.green and case.green > 1]
 
 
-@pytest.mark.parametrize("name", BROKEN)
-def test_a_violation_costs_cells_over_the_legs_part_of_alpha(name):
-    case = CASES[name]
-    for cells, part in PRICES:
-        for more, outcome in ((-case.near, True), (case.near, False)):
-            alpha = cells / part * math.exp(-case.red - more)
-            found = case.judged(alpha=alpha, cells=cells, part=part)
-            assert (found.outcome == "violated") == outcome, (cells, part, more)
-            if found.e_violated is not None:
-                assert found.e_violated == pytest.approx(case.red, abs=case.near)
+@cache  # the oracles of these take seconds, which collecting the tests need not wait for
+def every() -> dict[str, Case]:
+    return {
+        "realised": realised(bits(20, 40), bits(4, 20)),
+        "realised, kept": realised(bits(2, 150), bits(0, 100)),
+        "responses": replace(realised(bits(20, 40), bits(4, 20)), kind=ResponseShare(Feed(LIMIT))),
+        "unbounded": realised(bits(24, 60), proves=False),
+        "population": population((40, 10), (0, 50)),
+        "population, red later": population((3, 30), (40, 10)),
+        "population, kept": population((2, 150), (0, 100)),
+        "reward gap up": reward_gap(bits(38, 40), bits(10, 10)),
+        "reward gap down": reward_gap(bits(2, 40), bits(0, 10)),
+        "reward gap, kept": reward_gap([0.5] * 300, [0.55] * 20),
+        "reward gap of a population": reward_gap([1.0] * 40, [0.4] * 30, claim="population"),
+        "drafts": drafts(10, 100),
+        "drafts, kept": drafts(90, 100),
+        "drawn drafts": drawn_drafts((2, 40), (8, 60)),
+        "drawn drafts, kept": drawn_drafts((30, 40), (50, 60)),
+        "train unsteady": self_noise(self_train=27, self_infer=0),
+        "infer unsteady": self_noise(self_infer=27),
+        "fidelity of infer alone": fidelity(9.0, 6.0, of="infer"),
+        "fidelity of infer": fidelity(15.0, of="infer", beside="train"),
+        "fidelity of train": fidelity(16.0, -3.0, of="train", beside="infer"),
+        "served": refuting(ServedFidelity(), 14.0, 1.0),
+        "coherence": refuting(Coherent(), 14.0, -5.0, 2.0),
+        "noise": compared(NOISE, (140, 200), self_train=(3, 300), self_infer=(8, 300)),
+        "noise of one side": compared(NOISE, (140, 200), self_train=(8, 300)),
+        "noise, kept": compared(NOISE, (10, 600), self_train=(90, 300), self_infer=(40, 300)),
+        "stable": compared(STABLE, (140, 200), stable=(15, 200)),
+        "stable, kept": compared(STABLE, (20, 400), stable=(120, 400)),
+        "too few users": sample_ratio(*bits(20, 300), planned=0.2),
+        "too many users": sample_ratio(*bits(0, 50), *bits(60, 100), planned=0.2),
+        "mass gap up": mass_gap((20, 200), (100, 200)),
+        "mass gap down": mass_gap((100, 200), (20, 200)),
+        "beyond the format": beside_format((0.5, 0.1, 120), (0.0, 0.1, 40)),
+        "as the format": beside_format((0.2, 0.3, 80), (0.3, 0.2, 40)),
+        "within the number, beyond the format": beside_format((0.02, 0.0, 300)),
+        "mass gap, kept": mass_gap((400, 800), (400, 800), limit=0.35),
+    }
 
 
-@pytest.mark.parametrize("name", KEPT)
-def test_holding_costs_alpha_whatever_the_cells_and_the_leg(name):
-    case = CASES[name]
-    for cells, part in PRICES:
-        for more, outcome in ((-case.near, True), (case.near, False)):
-            found = case.judged(alpha=math.exp(-case.green - more), cells=cells, part=part)
-            assert (found.outcome == "holds") == outcome, (cells, part, more)
+def broken() -> dict[str, Case]:
+    return {name: case for name, case in every().items() if case.red and case.red > DEAREST}
+
+
+def test_a_violation_costs_cells_over_the_legs_part_of_alpha():
+    assert len(broken()) >= 20
+    for name, case in broken().items():
+        for cells, part in PRICES:
+            for more, outcome in ((-case.near, True), (case.near, False)):
+                alpha = cells / part * math.exp(-case.red - more)
+                found = case.judged(alpha=alpha, cells=cells, part=part)
+                assert (found.outcome == "violated") == outcome, (name, cells, part, more)
+                if found.e_violated is not None:
+                    assert found.e_violated == pytest.approx(case.red, abs=case.near), name
+
+
+def test_holding_costs_alpha_whatever_the_cells_and_the_leg():
+    kept = {name: case for name, case in every().items() if case.green and case.green > 1}
+    assert len(kept) >= 10
+    for name, case in kept.items():
+        for cells, part in PRICES:
+            for more, outcome in ((-case.near, True), (case.near, False)):
+                found = case.judged(alpha=math.exp(-case.green - more), cells=cells, part=part)
+                assert (found.outcome == "holds") == outcome, (name, cells, part, more)
 
 
 def timed(key: str, near: float = 0.001) -> Case:
@@ -348,25 +356,22 @@ def by_chance() -> dict[Any, str]:
     return found
 
 
-PRICED = {
-    **{name: CASES[name] for name in BROKEN},
-    "time at most": timed("at_most"),
-    "time at least": timed("at_least"),
-}
+def priced() -> dict[str, Case]:
+    times = {"time at most": timed("at_most"), "time at least": timed("at_least")}
+    return broken() | times
 
 
 def test_every_kind_that_chance_can_call_violated_is_priced_here():
     """A new kind belongs among the cases: its evidence just below and just above the price."""
-    missing = by_chance().keys() - {type(case.kind).judge for case in PRICED.values()}
+    missing = by_chance().keys() - {type(case.kind).judge for case in priced().values()}
     assert not missing, [by_chance()[judge] for judge in missing]
 
 
-@pytest.mark.parametrize("name", PRICED)
-def test_red_for_all_of_alpha_is_not_red_for_a_thousandth_of_it(name):
-    case = PRICED[name]
-    alpha = 0.025 if case.red is None else 1.01 * math.exp(case.near - case.red)
-    assert case.judged(alpha=alpha).outcome == "violated"
-    assert case.judged(alpha=alpha, part=1 / 1000).outcome != "violated"
+def test_red_for_all_of_alpha_is_not_red_for_a_thousandth_of_it():
+    for name, case in priced().items():
+        alpha = 0.025 if case.red is None else 1.01 * math.exp(case.near - case.red)
+        assert case.judged(alpha=alpha).outcome == "violated", name
+        assert case.judged(alpha=alpha, part=1 / 1000).outcome != "violated", name
 
 
 @pytest.mark.parametrize("key", ["at_most", "at_least"])

@@ -330,7 +330,9 @@ def _in_place(case: Case, part: Sequence[FoundSlice], inside_K: Array, share: fl
         "elsewhere)"
     )
     found = case.inside(inside_K)
-    same = coincident(table, inside_K, {modulo(f)[0] for one in part for f in one.match}, _SAME)
+    fields = {modulo(field)[0] for one in part for field in one.match}
+    beside = coincident(table, inside_K, fields, _SAME)
+    same = [name for name, match in beside.items() if not _told_apart(case, inside_K, match)]
     if found.name != UNEXPLAINED:
         return replace(found, where=place, text=f"{found.text}; {text}")
     name = _kind_of(case, part, inside_K, same)
@@ -343,6 +345,24 @@ def _in_place(case: Case, part: Sequence[FoundSlice], inside_K: Array, share: fl
         return _unexplained(part, share, outside, same)
     also = f", which are also {' and '.join(same)}" if same else ""
     return Found(name, text, f"{place}{also}")
+
+
+def _told_apart(case: Case, inside_K: Array, match: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Whether the tokens that only one of two places has say that the gap is in the first.
+
+    Those of the first alone are as far off as those of both, and those of the second alone are at
+    the level of the others; each where there are enough of them to say so.
+    """
+    table, other_K = case.table, mask_of(match, case.table)
+    base_K = table.expected(~inside_K)
+    high, low = (rate_of(table, base_K, of)[0] for of in (inside_K & other_K, ~inside_K & ~other_K))
+    says = []
+    for only_K, sign in ((inside_K & ~other_K, 1), (other_K & ~inside_K, -1)):
+        if only_K.any():
+            rate, error = rate_of(table, base_K, only_K)
+            z = sign * (rate - (high + low) / 2) / max(error, 1e-9)
+            says.append(z)
+    return max(says, default=0.0) > _ERRORS and min(says) > 0
 
 
 def _kind_of(
@@ -373,7 +393,7 @@ def _kind_of(
         edge = conditions.get("lt", 1)
         if tokens > _EARLY or edge > _BEGINNING:
             return None
-        return "packing" if _in_some(case, inside_K) else "beginning"
+        return "packing" if _in_some(case, inside_K) else None
     if base in ("context.position", "context.length") and "gte" in conditions:
         if any(name.startswith("turn") for name in same):
             return None
@@ -385,8 +405,6 @@ def _kind_of(
         if ends == long:  # both, or neither
             return None
         return "end_of_answer" if ends else "long_context"
-    if base in ("request.prompt_tokens", "context.length") and "lt" in conditions:
-        return "beginning" if "context.position" in bases or not same else None
     return None
 
 
@@ -418,13 +436,13 @@ def _of_turns(case: Case, inside_K: Array) -> str | None:
     turns = _turns(case.table)
     at_K = case.table.numbers.get("context.turn_position")
     if turns is None or at_K is None:
-        return "beginning"
+        return None
     starts_K = turns & (at_K < 3)
     if float((inside_K & starts_K).sum()) > 0.5 * float(inside_K.sum()):
         return "retokenised"
     if _overlap(inside_K, turns) > _SAME or not (inside_K & ~turns).any():
         return "turns"
-    return None if turns[inside_K].any() else "beginning"
+    return None
 
 
 def _overlap(one_K: Array, other_K: Array) -> float:

@@ -35,6 +35,7 @@ _MOST_STEPS = 0.9  # the same of steps: of a run that went wrong few good ones m
 _CHOOSING = 0.4  # share of the sequences of a step that choose
 _BEAM = 10  # best conditions that a second one is added to
 _SIMPLER = 1.08  # a second condition separates better by this factor
+_CORE = 0.8  # of the excess of one condition; what has less leaves too much of the place
 _SAME = 0.95  # of the tokens of one condition: a second one changes nothing
 
 
@@ -90,8 +91,8 @@ def find_slices(
         best = _best(chosen, left_K[chosen_K])
         if best is None:
             break
-        best = _simplest(best, chosen)
         of_K = left_K[chosen_K]
+        best = _whole(_simplest(best, chosen), chosen, of_K)
         inside, outside, excess, more = _contrast(chosen, of_K, best.mask(chosen))
         whole = excess + more if whole is None else whole
         bound = min(TIMES * outside, 1.0)
@@ -201,6 +202,18 @@ def _simplest(of: Candidate, table: TokenTable) -> Candidate:
         if inside_K.sum() >= _SAME * alone.mask(table).sum():
             return alone
     return of
+
+
+def _whole(of: Candidate, table: TokenTable, left_K: Array) -> Candidate:
+    """Without the condition that cuts out the core of a place, if much of its gap is elsewhere."""
+    if len(of.terms) < 2:
+        return of
+    single = [Candidate((term,), of.kind) for term in of.terms]
+    masks = [one.mask(table) & left_K for one in (of, *single)]
+    core, *excess = [_contrast(table, left_K, mask_K)[2] for mask_K in masks]
+    wide, best = max(zip(excess, range(len(single)), strict=True))
+    few = masks[1 + best].sum() <= _LARGEST * left_K.sum()
+    return single[best] if few and core < _CORE * wide else of
 
 
 def _score(table: TokenTable, left_K: Array, of: Candidate) -> float:
@@ -396,14 +409,14 @@ _BESIDE = ("request.prompt_tokens", "context.position", "context.length", "conte
 
 def coincident(
     table: TokenTable, inside_K: Array, fields: Collection[str], least: float
-) -> list[str]:
-    """Labels and numbers of other fields that cut out the same tokens, in words.
+) -> dict[str, dict[str, dict[str, Any]]]:
+    """Conditions on other fields that cut out the same tokens, by their words.
 
     Args:
         fields: those that the tokens are already known by.
         least: tokens in both over tokens in either.
     """
-    found = []
+    found: dict[str, dict[str, dict[str, Any]]] = {}
     inside = float(inside_K.sum())
     for name, (texts, code_K) in table.labels.items():
         if LABEL + name in fields:
@@ -412,7 +425,8 @@ def coincident(
         overlap = x / (n + inside - x)
         overlap[[i for i, text in enumerate(texts) if not text]] = 0.0
         if overlap.max(initial=0.0) >= least:
-            found.append(f"{name} {texts[int(overlap.argmax())]}")
+            text = texts[int(overlap.argmax())]
+            found[f"{name} {text}"] = {LABEL + name: {"in": [text]}}
     for name in _BESIDE:
         column_K = table.numbers.get(name)
         if column_K is None or name in fields or np.isnan(column_K).any():
@@ -426,7 +440,8 @@ def coincident(
                 continue
             at = int(overlap.argmax())
             edge = value[at + 1] if op == "lt" else value[len(value) - 1 - at]
-            found.append(where({name: {op: float(edge)}}))
+            match = {name: {op: float(edge)}}
+            found[where(match)] = match
             break
     return found
 
