@@ -8,6 +8,8 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 OTHER_PYTHONS ?= 3.10 3.12 3.13
 # processes that share the default suite, each with one thread of torch; a file stays with one
 JOBS ?= 3
+# every interpreter that a test starts would compile the package anew
+export PYTHONDONTWRITEBYTECODE :=
 SHARED := --numprocesses $(JOBS) --dist loadfile
 # of the tests that take minutes, none hangs before an hour
 SLOW := $(BIN)/python -m pytest -o faulthandler_timeout=3600

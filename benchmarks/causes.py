@@ -95,7 +95,12 @@ what is said, and where the run has changed against good runs, the change.
 5. **Named or not.** A cause is named if it explains at least 80 % of the gap above noise (90 % for
    a cut or a temperature), leaves the rest within the limit, and explains clearly more than the
    next one; of causes that explain alike, the one with fewer parameters. Of two places that are
-   labels or steps, the larger is named, and what remains is said. Noise is taken as half of
+   labels or steps, or of such a place and a transform elsewhere, the larger is named, and what
+   remains is said. A place is not named where another field cuts out nearly the same tokens, unless
+   the tokens that only one of the two has say in which the gap is. The first tokens of the answers,
+   or the short prompts, are a place and no cause: a template, a BOS token, padding, a cached prefix
+   and others are felt there. Growth has a cause only where no transform explains 30 % of the gap,
+   because its parameter may be what grows. Noise is taken as half of
    the limit, or a quarter of the gap if that is less. A label accuses only the side that it
    belongs to: `rank` the trainer, `replica` and `engine` the engine, any other label the requests;
    where labels of both sides cut out the same tokens, both are said. `numerics`, the same
@@ -113,8 +118,7 @@ each dump below, and found {contradictions} in {answers} answers:
 What a dump cannot separate has one name. `numerics` may be precision, quantisation, a constant such
 as an epsilon, kernels that depend on the batch in every row alike, weights of another checkpoint,
 or other tokens before each prompt. `long_context` is a window or a mask that cuts attention, or
-positions that are wrong from a length on. `beginning` is a template, a BOS token or padding. A
-temperature, a cap and another scale of the logits are one name, too. Cases that were written when
+positions that are wrong from a length on. A temperature, a cap and another scale of the logits are one name, too. Cases that were written when
 these had several names count by any of them, except at the first run.
 
 ## Measured

@@ -133,6 +133,7 @@ def test_several_contracts_are_checked_with_reports_and_the_worst_code(job):
     assert sarif["version"] == "2.1.0" and sarif["runs"][0]["results"]
 
 
+@pytest.mark.slow
 def test_options_reach_the_command_and_inconclusive_fails(job):
     kit.write(job.folder)
     code, log, outputs, _ = job.run(contracts="toy.kernelcontract.yaml", args="--max-time 0s")
@@ -170,6 +171,7 @@ def git(folder, *words):
     subprocess.run(["git", *who, *words], cwd=folder, check=True, capture_output=True)
 
 
+@pytest.mark.slow
 def test_diff_fetches_the_target_branch_of_a_pull_request(job, tmp_path_factory):
     origin = tmp_path_factory.mktemp("origin")
     path, _ = kit.write(origin)
@@ -215,6 +217,7 @@ def test_a_wrong_call_fails_with_its_reason(job, inputs, said):
     assert f"::error title=servanda::{said}\n" in log
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("install", ["", "named", "none"])
 def test_what_is_installed_is_the_repository_of_the_action_or_what_is_named(job, install):
     """Real pip, on packages of one line that it builds without the network."""

@@ -246,6 +246,7 @@ def ledger(tmp_path_factory):
     return where
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("command", PRINTS)
 def test_json_alone_is_on_stdout(folder, ledger, command):
     words = [ledger if word == "new.jsonl" else word for word in PRINTS[command]]

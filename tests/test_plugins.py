@@ -144,6 +144,7 @@ def test_a_dump_format_is_detected_and_judged(site, tmp_path):
     assert (code, err) == (2, "there is no dump format 'labb'\n  hint: did you mean 'lab'?\n")
 
 
+@pytest.mark.slow
 def test_a_preset_is_listed_and_compares_two_kernels(site, tmp_path):
     kit.write(tmp_path)
     code, out, _ = servanda(site, "contract", "presets", folder=tmp_path)
@@ -176,6 +177,7 @@ THIN = {  # preset that is changed, its purpose, the change, the call, what is s
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", THIN)
 def test_a_preset_without_the_clauses_that_are_read_is_refused(broken, tmp_path, name):
     purpose, change, words, said = THIN[name]
@@ -230,6 +232,7 @@ def test_a_notifier_receives_the_decisions_of_a_promotion(site, tmp_path):
         assert (code, err) == (2, said)
 
 
+@pytest.mark.slow
 def test_a_sink_of_a_watch_is_an_option(site, tmp_path):
     words = ["watch", ROOT / "examples" / "tiny-dump", "--once", "--csv", "out.csv"]
     code, out, err = servanda(site, *words, folder=tmp_path)
@@ -280,6 +283,7 @@ def test_a_dialect_asks_a_server(site, tmp_path, served):
     assert code == 2 and "no dialect is named 'labb'\n" in err and "did you mean 'lab'?" in err
 
 
+@pytest.mark.slow
 def test_an_engine_measures_and_is_the_one_of_the_page(site, tmp_path):
     (tmp_path / "ticks.jsonl").write_text('{"prompt": "tick"}\n{"prompt": "tock"}\n')
     words = ["compare", "clock", "clock", "--prompts", "ticks.jsonl", "--bitwise"]
@@ -314,6 +318,7 @@ def broken(tmp_path):
 BAD = "  - {id: far, metric: bad_metric, aggregate: mean, at_most: 0.4}"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("code", "said"),
     [
@@ -352,6 +357,7 @@ def test_two_packages_with_one_name_are_both_named(broken, tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_a_package_cannot_replace_what_is_servandas(broken, tmp_path):
     site = broken("bad-package", "servanda.metrics", "tv", "bad_module", "raise SystemExit\n")
     path, _ = kit.write(tmp_path)

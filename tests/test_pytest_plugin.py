@@ -116,6 +116,7 @@ def test_nothing_is_loaded(pytestconfig):
     assert code == 0, output
 
 
+@pytest.mark.slow
 def test_asking_for_a_verdict_needs_no_torch(tmp_path):
     kit.write(tmp_path / "test_folder")
     code, output = session(

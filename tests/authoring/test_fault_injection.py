@@ -152,6 +152,7 @@ def test_the_train_kernel_passes_with_itself_and_the_contract_holds(every):
     assert str(own) == "✓ no fault, table q.json against table p.json: passes, holds"
 
 
+@pytest.mark.slow
 def test_a_contract_below_the_noise_floor_is_not_valid_and_no_fault_is_injected(tmp_path):
     checks = checks_of(written(tmp_path), "permuted_ids", open=lambda kernel, _: Unsteady(kernel))
     (itself,) = checks

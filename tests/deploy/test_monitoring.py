@@ -70,6 +70,7 @@ def test_rules_and_dashboard_read_only_what_a_leader_exports(live):
     assert {where: words for where, words in found.items() if words} == {}
 
 
+@pytest.mark.slow
 def test_each_metric_of_a_leader_is_on_the_board(live):
     shown = {name for _, expression in queries() for name, _ in SELECTOR.findall(expression)}
     shown = {re.sub("_(total|bucket)$", "", name) for name in shown}
@@ -106,6 +107,7 @@ def test_every_alert_is_tested_while_it_fires_and_while_it_does_not():
     assert fires == quiet == {*NAMES}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words", [("check", "rules", "alerts.yaml"), ("test", "rules", "alerts_test.yaml")]
 )

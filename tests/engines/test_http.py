@@ -450,6 +450,7 @@ def test_a_server_says_how_long_to_wait_and_is_believed_within_bounds(vllm):
     assert pauses == [7.0, 60.0]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("answer", "said", "hint"),
     [

@@ -58,6 +58,7 @@ OF_CONTRACTS = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("verb", OF_CONTRACTS)
 def test_a_verb_of_contracts_sends_the_key_and_keeps_it_nowhere(
     verb, tmp_path, server, contract, monkeypatch

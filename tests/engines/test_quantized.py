@@ -165,6 +165,7 @@ def test_each_weight_is_the_nearest_multiple_of_its_scale(name):
     assert (moved <= best + np.abs(weight) * 1e-6 + scales * 1e-5).all()  # and none is nearer
 
 
+@pytest.mark.slow
 @names
 @given(power=st.integers(-100, 100))
 def test_scaling_a_weight_by_a_power_of_two_scales_what_is_held(name, power):

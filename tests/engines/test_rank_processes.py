@@ -40,6 +40,7 @@ def test_two_ranks_are_the_one_process_to_rounding(folder, engine):
     assert two.fingerprint == one.fingerprint | {"ranks": "2"}
 
 
+@pytest.mark.slow
 def test_what_all_ranks_refuse_is_said_once_and_they_go_on(engine):
     odd = large.launched(2, size=4).take([0])
 

@@ -179,6 +179,7 @@ def test_the_replay_of_its_own_experts_changes_no_bit(tmp_path, kind, path):
         np.testing.assert_array_equal(again.columns[name], column, err_msg=name)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("chunk", [None, 2])
 @pytest.mark.parametrize("kind", MIXTURES | GROUPED)
 def test_given_experts_are_used_in_every_layer_on_both_paths(tmp_path, kind, chunk):

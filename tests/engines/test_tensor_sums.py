@@ -79,6 +79,7 @@ def test_every_metric_is_its_readable_formula(ask, seed, vocabulary, noise, dtyp
     assert_same(ask(*case, dtype), readable(*case))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("offset", [0, 5])
 @pytest.mark.parametrize("noise", [1e-4, 1.0])
 def test_the_error_is_within_the_stated_bound(ask, noise, offset):
@@ -212,6 +213,7 @@ distributed.destroy_process_group()
 """
 
 
+@pytest.mark.slow
 def test_tensor_parallel_ranks_have_the_sums_of_the_whole_vocabulary(tmp_path):
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     ranks = [

@@ -799,6 +799,7 @@ def test_engines_without_backends_and_devices_refuse_them(key, says):
 # a prefill in steps
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @pytest.mark.parametrize("size", [2, 5, 12, 40])
 @PATHS

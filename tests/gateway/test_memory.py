@@ -149,7 +149,7 @@ def lost_of(name):
     return ["cut" if name == "comments" else "overlong"]
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", [*SHAPES])
 def test_a_long_reply_passes_in_little_memory(between, name):
     between.passes(SHAPES[name](size=16 * MIB), BOUND_MIB)
@@ -178,6 +178,7 @@ def test_a_long_reply_of_another_path_passes_in_little_memory(asked):
         assert gateway.memory()[1] - before < BOUND_MIB
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["a body in chunks", "events", "one event", "comments"])
 def test_a_reply_without_an_end_is_given_up_with_its_client(between, name):
     with between.growing_by(BOUND_MIB):

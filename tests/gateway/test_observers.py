@@ -246,6 +246,7 @@ FAILS = [
 ]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("of", "name", "observer", "calls"), FAILS)
 def test_an_observer_that_fails_costs_no_one_an_answer(
     of, name, observer, calls, monkeypatch, caplog, tmp_path

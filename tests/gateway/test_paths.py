@@ -55,6 +55,7 @@ def said(port, target, method="POST"):
     return answer
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("keys", [None, KEYS])
 @pytest.mark.parametrize(("method", "path"), CLOSED)
 def test_a_path_that_is_not_open_is_refused_with_the_next_move(stable, keys, method, path):

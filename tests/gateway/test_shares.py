@@ -66,6 +66,7 @@ def test_slow_bodies_of_one_key_hold_up_nobody_else(leader, role):
         assert httpx2.get(f"{leader.page}/healthz", timeout=WAIT_S).status_code == 200
 
 
+@pytest.mark.slow
 def test_slow_bodies_of_a_few_keys_together_hold_up_nobody_else(leader):
     """Four shares are more than there is."""
     keys = [key for key in COLLUDING for _ in range(OWN)]

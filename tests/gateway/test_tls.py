@@ -160,6 +160,7 @@ def test_mistakes_end_it_before_anybody_is_served(tmp_path, authority, pools, tr
     assert code == 2 and "SERVANDA_CA_FILE names" in said and "serving users at" not in said
 
 
+@pytest.mark.slow
 def test_a_pool_whose_certificate_nobody_trusts_is_told(tmp_path, pools):
     with Serving(tmp_path / "serve", pools, SERVANDA_CA_FILE="") as gateway:
         gateway.line(

@@ -77,6 +77,7 @@ def test_the_sums_are_those_of_every_token(tokens_S):
     assert [w.abs_log_ratio for w in portrait.worst] == pytest.approx(largest)
 
 
+@pytest.mark.slow
 @given(sequences, sequences)
 def test_portraits_of_rounds_add_up(first, second):
     whole = portrait_of([*first, *second])

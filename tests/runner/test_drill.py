@@ -28,6 +28,7 @@ def injected_by_hand(tmp_path, text):
     return run.check(path, run_dir=tmp_path / "run", open=run.in_process)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("name", "value", "outcome", "deciding"),
     [

@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 import servanda as sv
 from servanda.judgement.verdict import FORMATS
 from servanda.runner import run
@@ -21,6 +23,7 @@ def test_a_kernel_that_keeps_its_contract_gets_no_advice(tmp_path):
     assert "Likely cause" not in str(verdict)
 
 
+@pytest.mark.slow
 def test_a_label_that_explains_the_gap_is_the_slice_of_every_report(tmp_path):
     _, verdict = _checked(
         tmp_path,

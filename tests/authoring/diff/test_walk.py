@@ -60,6 +60,7 @@ def test_what_is_compared_elsewhere_is_compared():
                 assert isinstance(RULES[Contract][rule.field], Items)
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("move", MOVES, ids=lambda m: f"{m.path}: {m.old} -> {m.new}")
 def test_a_move_is_what_it_is(move: Move):
     old, new = contract((move.path, move.old)), contract((move.path, move.new))

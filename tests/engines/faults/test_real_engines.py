@@ -102,7 +102,7 @@ def test_drawing_and_scoring_by_decode_agree_and_both_are_reproducible(name):
         assert np.array_equal(drawn.columns[column], scored.columns[column]), column
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.slow
 @every
 def test_the_fault_is_there_and_the_healthy_engine_is_without_it(name):
     """On long prompts in bfloat16, the kernel it is met in; each fault by what it changes."""

@@ -59,6 +59,7 @@ def test_a_replay_without_a_fault_is_sound(tmp_path, rollout):
     assert found(tmp_path, rollout, engine()).state == "ok"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "says"),
     [

@@ -105,6 +105,7 @@ def test_tied_head_stale_leaves_the_head_and_no_embedding(models, kind):
     assert left_behind(*models(kind), "tied_head_stale") == {"lm_head.weight"}
 
 
+@pytest.mark.sampled(4)
 @kinds
 @pytest.mark.parametrize("value", [0, 1, 2])
 def test_one_layer_leaves_that_layer(models, kind, value):

@@ -200,6 +200,7 @@ def test_a_train_engine_that_is_down_is_trouble_and_no_verdict(tmp_path):
         audited(path, logged(tmp_path, path, 10), open_=open_)
 
 
+@pytest.mark.slow
 def test_the_verb_prints_the_table_and_ends_with_its_code(tmp_path, capsys):
     path = controllers.contract(tmp_path, q=controllers.FAULTY)
     log, ledger = logged(tmp_path, path), str(tmp_path / "audit.db")

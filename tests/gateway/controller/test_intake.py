@@ -134,6 +134,7 @@ def test_a_gateway_that_is_not_heard_any_more_holds_nobody_up(now, later):
     assert taken(intake, now=later) == [("b", 0)]
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(1, 4), max_size=12), st.randoms(use_true_random=False))
 def test_however_messages_are_cut_the_order_is_the_same(cuts, random):
     """Two gateways, messages of any size, in turns of any kind: one order, each row once."""

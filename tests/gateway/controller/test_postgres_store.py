@@ -54,6 +54,7 @@ def test_a_second_leader_is_told_who_leads_and_leads_when_that_one_ends(place):
     other.close()
 
 
+@pytest.mark.slow
 def test_a_leader_that_renews_its_lease_keeps_the_lead(place):
     first = open_store(place, "toy", lease_s=12.0)
     until = first._lease._until
@@ -217,6 +218,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_a_leader_that_is_stopped_in_the_middle_of_a_commit_keeps_no_lock(place):
     """In the middle of a message, the server waits for its rest without any timeout."""
     rng = random.Random(1)

@@ -126,6 +126,7 @@ def test_a_pin_holds_in_every_state_and_is_over_at_its_second(driven, status, to
     assert controllers.status(leader, SLICE).acts
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("jump", [-3600, 3600])
 @pytest.mark.parametrize("status", STATES)
 def test_a_clock_that_jumps_breaks_nothing_and_goes_on_when_it_is_back(driven, status, jump):

@@ -30,6 +30,7 @@ def of(where):
         return [*ledger.entries()], disagreements(ledger)
 
 
+@pytest.mark.slow
 def test_a_gateways_run_is_kept_in_either_store_of_ledgers(tmp_path, clock, where):
     path = controllers.contract(tmp_path, q=controllers.FAULTY, routing=controllers.ACTING)
     for part in (slice(0, 120), slice(120, 240)):  # a restart in between
@@ -130,6 +131,7 @@ def test_a_full_disk_takes_nothing_and_loses_nothing(tmp_path, clock):
     again.close()
 
 
+@pytest.mark.slow
 def test_a_served_kernel_may_be_the_referee(tmp_path, clock):
     path = controllers.contract(tmp_path, q=controllers.FAULTY, routing=controllers.ACTING)
     rows = controllers.rows(path, 96)

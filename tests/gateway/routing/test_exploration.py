@@ -178,6 +178,7 @@ def test_stable_keeps_a_slice_for_its_dwell(world):
             assert edge.after.clock >= one.since + one.dwell_s
 
 
+@pytest.mark.slow
 @ALL
 def test_a_slice_takes_one_step_at_a_time_and_a_ramp_skips_none(world):
     allowed = {

@@ -213,6 +213,11 @@ WRITTEN = {
         "clamp",
         "the engine's logprobs below -1.5 are written as -1.5",
     ),
+    "a bound of most": (
+        {"infer": lambda t: np.minimum(t.infer_K, -0.6)},
+        "clamp",
+        "the engine's logprobs above -0.6 are written as -0.6",
+    ),
     "another response": ({"infer": _shuffled}, "other_tokens", "unrelated tokens (correlation"),
     "the token before": ({"infer": _lagged}, "shift", "engine's logprob of the token +1"),
     "a number where there is none": (
@@ -240,6 +245,13 @@ def test_what_is_written_instead_of_a_logprob_is_named_everywhere_and_in_a_place
 
     assert (whole.cause, part.cause) == (cause, cause), (whole.text, part.text)
     assert words in whole.text and words in part.text and "in env e1" in part.text
+
+
+def test_the_place_of_one_fault_and_what_is_written_elsewhere_are_both_said():
+    drawn = table(3, noise=QUIET, labels=REPLICA, wrong=_third)
+    found = explain(replace(drawn, infer_K=np.rint(drawn.infer_K * 2) / 2), LIMIT)
+    assert found.cause == "one_engine" and found.text.startswith("replica r3: ")
+    assert "more remains: the engine's logprobs are multiples of 0.5" in found.text
 
 
 @pytest.mark.parametrize("name", ["another response", "the token before"])

@@ -70,6 +70,7 @@ def test_noise_of_any_size_is_no_setting(noise):
     assert told(noise=noise)[0] == ""
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("noise", [1.5, 3.0, 5.0])
 def test_heavy_tails_at_few_tokens_are_no_cut(noise):
     """The mean weight is 1, and 1,152 tokens have yet to meet the weights that make it so."""

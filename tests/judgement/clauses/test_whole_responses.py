@@ -151,6 +151,7 @@ def test_a_share_that_is_exceeded_is_violated_with_few_responses(tmp_path):
     assert cell.outcome == "violated" and cell.value == pytest.approx(0.2)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("tokens", [1, 2])
 def test_responses_of_one_token_hold_where_their_pair_is_healthy(tmp_path, tokens):
     rng = np.random.default_rng(3)

@@ -62,6 +62,7 @@ def test_what_arrived_and_was_not_scored_yet_is_served_all_the_same(tmp_path):
     assert (found.value, found.n) == (0.096, 1000)  # 96 of 100 logged are in closed rounds
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("now", "served", "scored"),
     [(1160.0, 590, 59), (1189.0, 300, 30), (1101.0, 600, 60), (2000.0, 0, 0)],

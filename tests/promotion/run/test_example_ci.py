@@ -51,6 +51,7 @@ def test_the_workflow_may_read_the_code_and_nothing_else():
     assert all("permissions" not in job for job in found["jobs"].values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("limit", "code"), [(0.1, 0), (0.005, 1)], ids=["sound", "broken"])
 def test_the_calls_of_the_workflow_open_the_gate_to_a_sound_build(
     tmp_path, monkeypatch, limit, code

@@ -541,6 +541,7 @@ def with_stable(folder, stages):
     return path
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("stages", ["[offline]", "[canary]", "[offline, canary]"])
 def test_a_stage_that_compares_with_stable_does_not_change_whom_a_promotion_is_of(tmp_path, stages):
     path = with_stable(tmp_path, stages)

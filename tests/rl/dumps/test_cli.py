@@ -154,6 +154,7 @@ def test_a_slice_that_the_dump_does_not_have_is_inconclusive(healthy, saved):
     assert done.exit_code == 3 and cells["web"] == "inconclusive" and cells["all"] == "holds"
 
 
+@pytest.mark.slow
 def test_a_split_of_a_label_has_the_slices_of_the_dump(bad, saved):
     text = saved.read_text().replace(
         "slices:\n", "slices:\n  - {name: env, split: labels.env}\n", 1

@@ -175,6 +175,7 @@ def test_a_run_that_goes_back_replaces_later_scores():
     assert step.outcome == "holds"
 
 
+@pytest.mark.slow
 def test_a_long_run_keeps_few_scores_of_each_age_and_its_file_stays_small(tmp_path):
     kept = [look for look in range(5001) if is_kept(look, 5000)]
     assert kept[0] == 0 and kept[-32:] == [*range(4969, 5001)] and len(kept) < 200

@@ -20,6 +20,7 @@ def test_an_engine_in_bfloat16_follows_and_its_slope_is_close_to_1():
     assert 0.01 < steps[-1].worst.slope.rest_nats < 0.05  # the rounding of the kernel
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", [name for name in HELD if name])
 def test_an_engine_of_older_weights_is_found_at_its_first_sync_and_named(fault):
     steps = followed(kept(RUN), fault)

@@ -96,6 +96,7 @@ def test_what_is_lost_is_named_to_the_tensor(fault):
     assert result.back and "At equal weights no metric shows this fault" in str(result)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("fault", OTHERS)
 def test_weights_that_arrive_late_or_in_part_are_not_called_lost(fault):
     take, options, cause, groups = OTHERS[fault]

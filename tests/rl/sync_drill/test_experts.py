@@ -37,6 +37,7 @@ def untested(result, stacked):
 layouts = pytest.mark.parametrize("stacked", [True, False], ids=["stacked", "apart"])
 
 
+@pytest.mark.sampled(4)
 @layouts
 @pytest.mark.parametrize("seed", range(3))
 def test_a_sync_that_works_holds_and_says_which_expert_no_token_is_routed_to(stacked, seed):
@@ -50,6 +51,7 @@ def test_a_sync_that_works_holds_and_says_which_expert_no_token_is_routed_to(sta
     )
 
 
+@pytest.mark.sampled(4)
 @layouts
 @pytest.mark.parametrize("lost", [e for e in range(EXPERTS) if e != UNREACHED])
 def test_an_expert_that_the_sync_leaves_out_is_named(stacked, lost):

@@ -397,6 +397,7 @@ def test_after_sigkill_a_new_process_puts_the_weights_back(processes, tmp_path, 
     assert landed >= KILLS // 2
 
 
+@pytest.mark.slow
 def test_a_second_drill_does_not_write_over_the_journal_of_a_killed_one(processes, tmp_path):
     journal = tmp_path / "journal"
     signalled(processes, journal, False, 8, signal.SIGKILL)

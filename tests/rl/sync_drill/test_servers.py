@@ -68,6 +68,7 @@ def test_a_factor_is_found_where_the_server_had_it_before_the_test(servers):
     assert (again.outcome, again.cause) == ("violated", "scaled"), str(again)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_server_that_fails_is_an_error_with_its_url_and_the_next_move(servers, name):
     module, fault = small_model(), SERVER_FAULTS[name]
@@ -181,6 +182,7 @@ def test_adapters_are_merged_into_the_checkpoint(servers):
     assert {group.kind for group in result.groups} == {"adapter"}
 
 
+@pytest.mark.slow
 def test_servers_that_cannot_be_tested_are_refused_at_once(servers, sglang):
     module = small_model()
     with pytest.raises(MeasurementError, match="'localhost' is not the address of a server"):

@@ -49,6 +49,7 @@ def test_a_fault_of_a_sharded_trainer_has_its_name_on_every_rank(two, name):
     assert result.outcome == ("violated" if result.cause else "holds"), str(result)
 
 
+@pytest.mark.slow
 def test_the_rank_whose_shards_are_not_sent_is_named(two):
     result = two[0]["one_shard"][0]
 
@@ -150,6 +151,7 @@ def test_rows_of_the_whole_are_found_in_a_shard():
     assert place.rows(20, None) == slice(8, 11)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stacked", [False, True], ids=["apart", "stacked"])
 def test_one_expert_of_forty_is_named_though_experts_are_bundled(stacked):
     module = Toy()

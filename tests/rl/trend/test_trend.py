@@ -109,6 +109,7 @@ def test_ratios_near_the_largest_number_are_summed_without_a_warning():
     assert np.isinf(StepScalars.of(count_K, 0).drift)
 
 
+@pytest.mark.slow
 def test_a_monitor_is_red_once_the_gap_has_changed_within_its_limits(reference):
     found = observed(Monitor("trl", reference=reference), steps(7, rises=0.1))
     first = next(step for step in found if step.outcome == "violated")

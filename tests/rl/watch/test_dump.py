@@ -131,6 +131,7 @@ def test_slices_are_fixed_from_the_first_steps_and_stay(tmp_path):
     assert "env-c" not in after.slices
 
 
+@pytest.mark.slow
 def test_a_fault_on_a_slice_is_told_at_its_step_with_the_command_that_masks_it(tmp_path):
     for number in range(1, 7):
         step(tmp_path, number, n=48, turns=4, tv=lambda *at: bad_starts(*at, since=5))

@@ -131,6 +131,7 @@ def test_once_with_nothing_new_ends_with_the_last_answer(path, tmp_path):
     assert not out.alerts and not out.steps
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("when", ["before", "in", "after"])
 @pytest.mark.parametrize("kind", ["monitor", "dump"])
 def test_a_watch_that_is_killed_at_any_save_loses_no_step_and_counts_none_twice(

@@ -37,6 +37,7 @@ def _biases(of, psi_N, advantage_N, score_NC):
     return np.linalg.norm(surrogate), np.linalg.norm(response)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", [*CORRECTIONS])
 @given(of=kernels(), seed=st.integers(0, 2**32 - 1))
 @settings(max_examples=60, deadline=None)

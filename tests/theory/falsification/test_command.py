@@ -59,6 +59,7 @@ def test_every_theorem_and_every_procedure_has_its_line():
     assert "fault" not in done.stdout
 
 
+@pytest.mark.slow
 def test_as_json():
     done = bench(*FEW, "--seed", 3, "--format", "json")
     found = json.loads(done.stdout)
@@ -120,11 +121,13 @@ def test_a_procedure_of_ours_beyond_its_margin_is_found(broken_procedure):
     )
 
 
+@pytest.mark.slow
 def test_progress_is_told_beside_the_output():
     done = bench(*FEW)
     assert "theorems" in done.stderr and "scenarios" in done.stderr
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("suffix", "start"), [("md", "# Attempts to falsify"), ("json", "{"), ("txt", "theorem ")]
 )

@@ -46,6 +46,7 @@ def test_it_is_the_evidence_summed_over_every_round_at_which_it_may_have_begun(s
     )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("limit", [0.5, 0.1])
 def test_without_a_change_the_mean_of_it_is_the_number_of_rounds(limit):
     """Every sequence of ten rounds of one unit, whose mean is the limit, by its chance."""

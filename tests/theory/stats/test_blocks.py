@@ -83,6 +83,7 @@ MEAN = math.exp(0.3**2)  # a product of two lognormals
 P90 = math.exp(stats.norm.ppf(0.9) * math.sqrt(2 * 0.3**2))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("percentile", "truth", "n", "at_least"),
     [(None, MEAN, 10, 0.92), (None, MEAN, 20, 0.92), (90.0, P90, 10, 0.9), (90.0, P90, 40, 0.92)],

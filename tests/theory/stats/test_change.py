@@ -130,6 +130,7 @@ def test_the_least_threshold_has_the_run_length_that_it_states():
     assert all(low < high for low, high in pairwise(thresholds))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("correlation", [0.0, 0.7])
 def test_correlated_heavy_tailed_runs_keep_the_promise(correlation):
     """By simulation, seed 2: AR(1) steps with t(3) innovations, and a level of each run's own."""

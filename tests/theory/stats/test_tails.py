@@ -39,6 +39,7 @@ def test_at_the_border_of_the_null_the_expected_evidence_is_one(pair, n):
     assert binom.pmf(np.arange(n + 1), n, falls(*pair)) @ e_K == pytest.approx(1.0, rel=1e-6)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "noise",
     [

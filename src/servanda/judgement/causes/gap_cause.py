@@ -176,6 +176,10 @@ class Case:
         case = Case(self.table.taken(inside_K), self.limit)
         return _named(accounts(*case.parts, noise, TRANSFORMS), case)
 
+    def exactly(self) -> Found:
+        """The transform of the tokens that predicts the other side's logprobs."""
+        return _named(accounts(*self.parts, self.noise, EXACT), self)
+
     @cached_property
     def parts(self) -> tuple[TokenTable, TokenTable]:
         """The sequences that choose, and those that judge."""
@@ -258,6 +262,11 @@ def _of_gap(case: Case) -> Found:
             found = _in_place(case, main, main_K, share)
             more = "; ".join(map(where_of, parts[1:]))
             return replace(found, text=f"{found.text}; more remains: {more}") if more else found
+        if share >= _TWO and _of_a_kind(main):
+            elsewhere = Case(table.taken(~main_K), case.limit).exactly()
+            if elsewhere.name != UNEXPLAINED:
+                found = _in_place(case, main, main_K, share)
+                return replace(found, text=f"{found.text}; more remains: {elsewhere.text}")
     odd = find_sequences(table, case.limit) if share < 0.5 else None
     if odd is not None and (found := _of_sequences(case, odd, steps)) is not None:
         return found
@@ -351,7 +360,7 @@ def _told_apart(case: Case, inside_K: Array, match: Mapping[str, Mapping[str, An
     """Whether the tokens that only one of two places has say that the gap is in the first.
 
     Those of the first alone are as far off as those of both, and those of the second alone are at
-    the level of the others; each where there are enough of them to say so.
+    the level of the others: one of the two is certain, and the other says nothing else.
     """
     table, other_K = case.table, mask_of(match, case.table)
     base_K = table.expected(~inside_K)
@@ -362,7 +371,7 @@ def _told_apart(case: Case, inside_K: Array, match: Mapping[str, Mapping[str, An
             rate, error = rate_of(table, base_K, only_K)
             z = sign * (rate - (high + low) / 2) / max(error, 1e-9)
             says.append(z)
-    return max(says, default=0.0) > _ERRORS and min(says) > 0
+    return max(says, default=0.0) > _ERRORS and min(says) > -1
 
 
 def _kind_of(
@@ -509,11 +518,13 @@ def _everywhere(case: Case, steps: Shape | None) -> Found:
     found = _named(tried, case)
     if found.name != UNEXPLAINED:
         return found
-    if steps is not None and grows and (grown := _growth(case, steps)) is not None:
+    most = max((one.share for one in tried), default=0.0)
+    # what a transform explains in part may be one whose parameter grows
+    if steps is not None and grows and most < _SOME and (grown := _growth(case, steps)):
         return grown
     flexible = accounts(*case.parts, case.noise, FLEXIBLE)
     alike, text = alike_everywhere(case)
-    if max((one.share for one in tried), default=0.0) < _RIVAL:
+    if most < _RIVAL:
         for shaped in (_of_age, _of_length):
             if (found := shaped(case)) is not None:
                 return found

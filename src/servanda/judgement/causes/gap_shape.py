@@ -42,7 +42,6 @@ _AT_BOUND = 0.002  # share of the tokens with one value, the lowest or the highe
 _CONSTANT = 0.005  # share of the tokens with one value that stands for no number
 _CONSTANT_EXPLAINS = 0.5
 _ALONE = 5.0  # times the tokens of any other value
-_MOST_AT_BOUND = 0.5
 _PENALTY_Z = 1.0, 3.0  # standard errors of the mean weights of repeated and of other tokens
 _MOST_REPEATED = 0.6  # share of the repeated tokens that a penalty moves its way
 _UNRELATED = 0.3  # largest correlation of the two sides
@@ -202,7 +201,7 @@ def _clamp(chosen: TokenTable, tested: TokenTable) -> tuple[Array, str] | None:
         if not len(known_K):
             continue
         for way, bound in (("below", float(known_K.min())), ("above", float(known_K.max()))):
-            if not _AT_BOUND <= (known_K == bound).mean() <= _MOST_AT_BOUND or bound == 0:
+            if (known_K == bound).mean() < _AT_BOUND or bound == 0:
                 continue
 
             def left(
