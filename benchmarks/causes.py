@@ -45,6 +45,8 @@ ONE_NAME = {
     "softcap": {"temperature"},
     "template": {"beginning"},
     "padding": {"beginning"},
+    "old_weights": {"stale_cache"},
+    "stale_replica": {"stale_cache"},
 }
 SETS = {
     "first set": unseen_causes.FOUND,
@@ -118,8 +120,10 @@ each dump below, and found {contradictions} in {answers} answers:
 What a dump cannot separate has one name. `numerics` may be precision, quantisation, a constant such
 as an epsilon, kernels that depend on the batch in every row alike, weights of another checkpoint,
 or other tokens before each prompt. `long_context` is a window or a mask that cuts attention, or
-positions that are wrong from a length on. A temperature, a cap and another scale of the logits are one name, too. Cases that were written when
-these had several names count by any of them, except at the first run.
+positions that are wrong from a length on. `stale_cache` is a prefix cache, one engine of several
+that no label tells apart, or responses that were kept. A temperature, a cap and another scale of
+the logits are one name, too. Cases that were written when these had several names count by any of
+them, except at the first run.
 
 ## Measured
 

@@ -236,7 +236,8 @@ _ALL = (
     ),
     Cause(
         "stale_cache",
-        "a prefix cache whose entries are wrong or outlive a sync, or responses of older weights",
+        "a prefix cache with wrong or old entries, or older weights for some of the requests: an "
+        "engine among several, or responses that were kept",
         "stale_replica",
         "a sync with the prefix cache reset after it",
         "servanda preflight --checkpoint DIR --url URL",

@@ -214,7 +214,7 @@ class Case:
 
 
 def _of_checks(case: Case, problems: Mapping[str, str]) -> Found:
-    """A failed check is the cause; of weights above 1 a transform may be the reason."""
+    """A failed check is the cause; of weights above 1, which several give, a transform may be."""
     check = next((name for name in OF_CHECKS if name in problems), next(iter(problems)))
     name, text = OF_CHECKS.get(check, "unsound"), problems[check]
     if check == "zeros" and len(problems) == 1 and _few_zeros(case.table):
@@ -227,7 +227,7 @@ def _of_checks(case: Case, problems: Mapping[str, str]) -> Found:
         place = f", in {found.where}" if found.where else ""
         return Found(found.name, f"{text}; {found.text}{place}")
     if name == RAW and not _sampled_otherwise(case):
-        name = "unsound"
+        return Found(UNEXPLAINED, f"{UNEXPLAINED}; {text}", rival=RAW)
     return Found(name, text)
 
 
