@@ -22,6 +22,7 @@ from tests.field import (
     fifth_unseen_causes,
     fourth_unseen_causes,
     more_unseen_causes,
+    ninth_unseen_causes,
     seventh_unseen_causes,
     sixth_unseen_causes,
     third_unseen_causes,
@@ -57,6 +58,7 @@ SETS = {
     "sixth set": sixth_unseen_causes.FOUND,
     "seventh set": seventh_unseen_causes.FOUND,
     "eighth set": eighth_unseen_causes.FOUND,
+    "ninth set": ninth_unseen_causes.FOUND,
 }
 UNSEEN = ROOT / "benchmarks" / "measured" / "causes_unseen.json"
 PAGE = ROOT / "docs" / "explanation" / "causes.md"

@@ -280,6 +280,16 @@ def test_ids_that_are_no_range_are_named():
     assert found.cause == "vocabulary" and "3 token ids, such as 3, have it" in found.text
 
 
+def test_ids_with_a_bias_are_named_though_all_others_lose_what_they_get():
+    drawn = table(4, noise=0.01)
+    token_K = np.random.default_rng(0).integers(0, 500, len(drawn))
+    low_K = np.minimum(drawn.infer_K, -0.5)
+    lost_K = np.random.default_rng(1).uniform(0.02, 0.12, len(drawn))  # by its context
+    train_K = low_K + np.where(token_K < 20, -2.0, lost_K)
+    found = explain(replace(drawn, token_K=token_K, infer_K=low_K, train_K=train_K), LIMIT)
+    assert found.cause == "vocabulary" and "20 token ids" in found.text, found.text
+
+
 def test_a_penalty_is_seen_by_the_signs_of_repeated_tokens():
     drawn = table(4, noise=0.01)
     shift_K = np.where(drawn.repeated_K, 0.3, -0.1)

@@ -309,7 +309,7 @@ _ALL = (
     ),
     Cause(
         "vocabulary",
-        "some token ids: a part of the output head, or of the embedding",
+        "some token ids: a bias on them, or a part of the output head or of the embedding",
         "head",
         "the output head of both sides, tensor by tensor",
         _PREFLIGHT,
@@ -535,7 +535,8 @@ REMEDIES: Mapping[str, Remedy] = {
         _relations("draws prefill"),
     ),
     "vocabulary": Remedy(
-        "give both sides the same vocabulary size, padding and tied embedding",
+        "send no bias on tokens that the trainer does not apply, and give both sides the same "
+        "vocabulary size, padding and tied embedding",
         _modules,
     ),
     "head": Remedy("compute the output head in float32 on both sides", _modules),

@@ -41,6 +41,7 @@ from servanda.judgement.causes.gap_shape import (
     shape_of,
 )
 from servanda.judgement.causes.slice_search import (
+    TIMES,
     FoundSlice,
     OddSequences,
     coincident,
@@ -359,18 +360,20 @@ def _in_place(case: Case, part: Sequence[FoundSlice], inside_K: Array, share: fl
 def _told_apart(case: Case, inside_K: Array, match: Mapping[str, Mapping[str, Any]]) -> bool:
     """Whether the tokens that only one of two places has say that the gap is in the first.
 
-    Those of the first alone are as far off as those of both, and those of the second alone are at
-    the level of the others: one of the two is certain, and the other says nothing else.
+    Those of the first alone are far above the others, and those of the second alone are far below
+    those of both: one of the two is certain, and the other says nothing else.
     """
     table, other_K = case.table, mask_of(match, case.table)
     base_K = table.expected(~inside_K)
     high, low = (rate_of(table, base_K, of)[0] for of in (inside_K & other_K, ~inside_K & ~other_K))
     says = []
-    for only_K, sign in ((inside_K & ~other_K, 1), (other_K & ~inside_K, -1)):
+    for only_K, bound, sign in (
+        (inside_K & ~other_K, TIMES * low, 1),
+        (other_K & ~inside_K, high / TIMES, -1),
+    ):
         if only_K.any():
             rate, error = rate_of(table, base_K, only_K)
-            z = sign * (rate - (high + low) / 2) / max(error, 1e-9)
-            says.append(z)
+            says.append(sign * (rate - bound) / max(error, 1e-9))
     return max(says, default=0.0) > _ERRORS and min(says) > -1
 
 

@@ -49,6 +49,7 @@ _LIKE = 0.3  # of the gap of unrelated tokens: distributions that are alike
 _BINS, _PRIOR = 40, 5.0
 _OF_KEPT = 5.0  # the mean mass that a cut keeps over the least of any context
 _SOME_IDS = 0.3  # share of the tokens
+_ONE_WAY = 0.8  # mean sign of the log ratios of what is moved one way
 _RARE, _FAR = 0.1, 3.0  # share of the tokens; times the gap that the others reach
 
 
@@ -424,7 +425,10 @@ def _of_ids(chosen: TokenTable, tested: TokenTable) -> tuple[Array, str] | None:
 
 
 def _some_ids(chosen: TokenTable, tested: TokenTable) -> tuple[Array, str] | None:
-    """Some token ids with most of the gap, and few of the tokens."""
+    """Some token ids with most of the gap, and few of the tokens.
+
+    Where these have their mass moved one way, as a bias on them does, the others give or get it.
+    """
     if (chosen.token_K < 0).all():
         return None
     size, whole = _size(chosen, tested), float(chosen.gap_K.mean())
@@ -436,7 +440,9 @@ def _some_ids(chosen: TokenTable, tested: TokenTable) -> tuple[Array, str] | Non
     text = (
         f"{len(ids)} token ids, such as {ids[0]}, have it, {100 * odd_K.mean():.2g} % of the tokens"
     )
-    return np.where(odd_K, 0.0, tested.gap_K), text
+    d_K, way = tested.log_ratio_K, float(np.sign(tested.log_ratio_K[odd_K]).mean())
+    others_K = 2 * gap(np.maximum(math.copysign(1.0, way) * d_K, 0.0))  # noise: half each way
+    return np.where(odd_K, 0.0, others_K if abs(way) > _ONE_WAY else tested.gap_K), text
 
 
 def _few(chosen: TokenTable, tested: TokenTable) -> tuple[Array, str] | None:
