@@ -16,7 +16,7 @@ BUDGET = {
     "theory": 6676,
     "traces": 1744,
     "contract": 2712,
-    "judgement": 14661,
+    "judgement": 14706,
     "engines": 14948,
     "report": 4800,
     "runner": 7221,
@@ -31,7 +31,7 @@ ASIDE = {".html": 466, ".css": 173, ".js": 130, ".c": 198}  # suffix -> lines un
 # tests: with those of the same steps three ways, of prices, of strangers' contracts, of observers
 # that fail, of what help texts state, of the real language model, of a number format's
 # cost, of memory that kernels need, and of rare faults and of causes with the data of unseen cases
-OUTSIDE = {"tests": 106_590, "benchmarks": 16_000}
+OUTSIDE = {"tests": 107_126, "benchmarks": 16_000}
 LONGEST_FILE, LONGEST_FUNCTION = 900, 60
 # functions that are longer; the list only shrinks
 LONG = {

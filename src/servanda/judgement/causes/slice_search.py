@@ -92,7 +92,7 @@ def find_slices(
         if best is None:
             break
         of_K = left_K[chosen_K]
-        best = _whole(_simplest(best, chosen), chosen, of_K)
+        best = _simplest(best, chosen, of_K)
         inside, outside, excess, more = _contrast(chosen, of_K, best.mask(chosen))
         whole = excess + more if whole is None else whole
         bound = min(TIMES * outside, 1.0)
@@ -194,26 +194,17 @@ def _best(table: TokenTable, left_K: Array) -> Candidate | None:
     )
 
 
-def _simplest(of: Candidate, table: TokenTable) -> Candidate:
-    """Without the condition that hardly changes its tokens, if there is one."""
+def _simplest(of: Candidate, table: TokenTable, left_K: Array) -> Candidate:
+    """Without the condition that hardly changes its tokens, or cuts out the core of their gap."""
     inside_K = of.mask(table)
     single = [Candidate((term,), of.kind) for term in of.terms] if len(of.terms) > 1 else []
     for alone in sorted(single, key=lambda one: -one.handicap):
         if inside_K.sum() >= _SAME * alone.mask(table).sum():
             return alone
-    return of
-
-
-def _whole(of: Candidate, table: TokenTable, left_K: Array) -> Candidate:
-    """Without the condition that cuts out the core of a place, if much of its gap is elsewhere."""
-    if len(of.terms) < 2:
-        return of
-    single = [Candidate((term,), of.kind) for term in of.terms]
-    masks = [one.mask(table) & left_K for one in (of, *single)]
-    core, *excess = [_contrast(table, left_K, mask_K)[2] for mask_K in masks]
-    wide, best = max(zip(excess, range(len(single)), strict=True))
-    few = masks[1 + best].sum() <= _LARGEST * left_K.sum()
-    return single[best] if few and core < _CORE * wide else of
+    wide = [(_contrast(table, left_K, one.mask(table))[2], one) for one in single]
+    excess, widest = max(wide, key=lambda pair: pair[0], default=(0.0, of))
+    few = (left_K & widest.mask(table)).sum() <= _LARGEST * left_K.sum()
+    return widest if few and _contrast(table, left_K, inside_K)[2] < _CORE * excess else of
 
 
 def _score(table: TokenTable, left_K: Array, of: Candidate) -> float:
