@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 
 from servanda.contract.model import WHOLE
-from servanda.judgement.causes.catalogue import OF_CHECKS, RAW
+from servanda.judgement.causes.catalogue import OF_CHECKS, RAW, UNEXPLAINED
 from servanda.judgement.causes.gap_cause import UNEVEN
 from servanda.judgement.causes.gap_shape import EXACT
 from servanda.judgement.clauses.base import CellVerdict
@@ -13,7 +13,7 @@ from servanda.judgement.verdict import Verdict
 
 _ENGINE, _TRAINER = ("one_engine", "stale_replica"), ("one_rank",)
 _GROWS = ("stale_weights", "precision_drift")
-_WITH_A_CHECK = {*OF_CHECKS.values(), *EXACT, RAW, "top_p"}
+_WITH_A_CHECK = {*OF_CHECKS.values(), *EXACT, RAW, "top_p", UNEXPLAINED}
 
 
 def contradictions(verdict: Verdict) -> list[str]:
