@@ -16,7 +16,7 @@ BUDGET = {
     "theory": 6676,
     "traces": 1744,
     "contract": 2712,
-    "judgement": 14706,
+    "judgement": 14702,
     "engines": 14948,
     "report": 4800,
     "runner": 7221,

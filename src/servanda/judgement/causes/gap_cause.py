@@ -177,10 +177,6 @@ class Case:
         case = Case(self.table.taken(inside_K), self.limit)
         return _named(accounts(*case.parts, noise, TRANSFORMS), case)
 
-    def exactly(self) -> Found:
-        """The transform of the tokens that predicts the other side's logprobs."""
-        return _named(accounts(*self.parts, self.noise, EXACT), self)
-
     @cached_property
     def parts(self) -> tuple[TokenTable, TokenTable]:
         """The sequences that choose, and those that judge."""
@@ -215,7 +211,7 @@ class Case:
 
 
 def _of_checks(case: Case, problems: Mapping[str, str]) -> Found:
-    """A failed check is the cause; of weights above 1, which several give, a transform may be."""
+    """A failed check is the cause; a mean weight above 1 has several, which a transform decides."""
     check = next((name for name in OF_CHECKS if name in problems), next(iter(problems)))
     name, text = OF_CHECKS.get(check, "unsound"), problems[check]
     if check == "zeros" and len(problems) == 1 and _few_zeros(case.table):
@@ -259,15 +255,15 @@ def _of_gap(case: Case) -> Found:
         _, left = case.share(np.any([_mask(part, table) for part in parts], axis=0))
         together = sum(case.share(_mask(part, table))[0] for part in parts)
         enough = share >= EXPLAINS or (share >= _TWO and all(map(_of_a_kind, parts)))
-        if together >= EXPLAINS and left <= case.remains and enough:
+        explained = together >= EXPLAINS and left <= case.remains and enough
+        more = "; ".join(map(where_of, parts[1:]))
+        if not explained and share >= _TWO and _of_a_kind(main):
+            others = Case(table.taken(~main_K), case.limit)
+            elsewhere = _named(accounts(*others.parts, others.noise, EXACT), others)
+            explained, more = elsewhere.name != UNEXPLAINED, elsewhere.text
+        if explained:
             found = _in_place(case, main, main_K, share)
-            more = "; ".join(map(where_of, parts[1:]))
             return replace(found, text=f"{found.text}; more remains: {more}") if more else found
-        if share >= _TWO and _of_a_kind(main):
-            elsewhere = Case(table.taken(~main_K), case.limit).exactly()
-            if elsewhere.name != UNEXPLAINED:
-                found = _in_place(case, main, main_K, share)
-                return replace(found, text=f"{found.text}; more remains: {elsewhere.text}")
     odd = find_sequences(table, case.limit) if share < 0.5 else None
     if odd is not None and (found := _of_sequences(case, odd, steps)) is not None:
         return found
