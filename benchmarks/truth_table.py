@@ -4,6 +4,8 @@
 #     python -m benchmarks.truth_table                measures what is not on record, and prints it
 #     python -m benchmarks.truth_table --fault int4   one fault only; --again measures it anew
 #     python -m benchmarks.truth_table --write        writes docs/reference/faults.md from records
+#     python -m benchmarks.truth_table --on real-model      the same on a real language model: two
+#                                                     hours on a core, after `make real-model`
 #
 # A record is one `servanda check` of examples/tiny-faults with a fault in it, half a minute on
 # two cores: at the fault's default, at the field's strength, and at those of its strengths that
@@ -16,6 +18,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
+import runpy
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -28,6 +32,11 @@ from servanda.runner.fault_drill import Drill, drill
 ROOT = Path(__file__).parents[1]
 CONTRACT = ROOT / "examples" / "tiny-faults.kernelcontract.yaml"
 RECORDS = Path(__file__).with_suffix(".jsonl")
+REAL, REAL_CONTRACT = "real-model", Path(__file__).with_name("real_faults.kernelcontract.yaml")
+REAL_RECORDS = Path(__file__).with_name("real_faults.jsonl")
+REAL_MODEL = ROOT / ".venvs" / "real-model" / "float32"
+REAL_PROMPTS = ROOT / "build" / "truth_table"
+LONG_TOKENS, SHORT, GOLDEN = (260, 264, 268, 272), 24, 8  # prompts of the real model
 NONE = "none"
 NAMES = (NONE, *FAULTS)
 CAUGHT = ("violated", "error", "refused")
@@ -49,6 +58,7 @@ class Record:
         value: of the fault; None where there is none.
         deciding: the first of the cells that made the outcome, "clause on slice"; more: how many
             there are beside them.
+        cause: the likely cause that the verdict names; "" if it names none.
         tokens: how many were judged; None where that was not kept.
         gates: of the field: name -> what it measured, and whether it passes; both None where
             there was no number.
@@ -62,6 +72,7 @@ class Record:
     tokens: int | None
     gates: dict[str, tuple[float | None, bool | None]]
     more: int = 0
+    cause: str = ""
 
     @classmethod
     def of(cls, told: Drill) -> Record:
@@ -69,9 +80,11 @@ class Record:
             gate.name.split(" ≤")[0].split(" ≥")[0]: (gate.value, gate.passes)
             for gate in told.gates
         }
+        advice = told.verdict.advice if told.verdict is not None else None
         return cls(
             *(told.fault or NONE, told.value, told.outcome, told.exit_code),
             *(told.deciding[:SHOWN], told.tokens, gates, max(0, len(told.deciding) - SHOWN)),
+            cause=advice.name if advice is not None else "",
         )
 
     @property
@@ -119,11 +132,29 @@ def _place(record: Record) -> tuple[int, str]:
     return (fault.strengths.index(record.value) if known else 99), json.dumps(record.value)
 
 
-def measured(name: str, value: Any = None) -> Record:
+def measured(name: str, value: Any = None, contract: Path = CONTRACT) -> Record:
     """Check the contract with one fault of the catalogue, or with none."""
     return Record.of(
-        drill(run.load(CONTRACT), None if name == NONE else name, value, open=run.in_process)
+        drill(run.load(contract), None if name == NONE else name, value, open=run.in_process)
     )
+
+
+def write_real_prompts() -> None:
+    """Prompts of the real model: short ones of its example, and long ones, the longest last."""
+    example = runpy.run_path(str(ROOT / "examples" / "real-model" / "run.py"))
+    write_prompts = example["write_prompts"]
+    write_prompts.__globals__["LONG_TOKENS"] = LONG_TOKENS
+    REAL_PROMPTS.mkdir(parents=True, exist_ok=True)
+    write_prompts(str(REAL_MODEL), REAL_PROMPTS / "prompts.jsonl")
+    lines = sorted((REAL_PROMPTS / "prompts.jsonl").read_text().splitlines(), key=len)
+    short, long = lines[: -len(LONG_TOKENS)], lines[-len(LONG_TOKENS) :]
+    random.Random(1).shuffle(short)
+    for name, kept in (
+        ("prompts", [*sorted(short[:SHORT], key=len), *long]),
+        ("golden", short[SHORT : SHORT + GOLDEN]),
+    ):
+        text = "".join(f"{line}\n" for line in kept)
+        (REAL_PROMPTS / f"{name}.jsonl").write_text(text, encoding="utf-8")
 
 
 def smallest(strengths: Sequence[Any], caught: Callable[[Any], bool], known: int | None) -> int:
@@ -174,8 +205,13 @@ def main() -> None:
     cli.add_argument("--fault", action="append", choices=NAMES, help="default: all of them")
     cli.add_argument("--again", action="store_true", help="measure what is on record, too")
     cli.add_argument("--write", action="store_true", help="write the page from the records")
+    cli.add_argument("--on", choices=(CONTRACT.name.partition(".")[0], REAL))
     given = cli.parse_args()
-    records = read()
+    real = given.on == REAL
+    contract, path = (REAL_CONTRACT, REAL_RECORDS) if real else (CONTRACT, RECORDS)
+    if real:
+        write_real_prompts()
+    records = read(path)
     if given.again:
         names = given.fault or NAMES
         records = {key: record for key, record in records.items() if key[0] not in names}
@@ -183,13 +219,13 @@ def main() -> None:
     def look(name: str, value: Any) -> Record:
         key = name, json.dumps(value)
         if key not in records:
-            records[key] = measured(name, value)
-            write({**read(), key: records[key]})
+            records[key] = measured(name, value, contract)
+            write({**read(path), key: records[key]}, path)
             told = records[key]
-            print(name, key[1], told.outcome, told.tokens, *told.fired, flush=True)
+            print(name, key[1], told.outcome, told.tokens, told.cause, *told.fired, flush=True)
         return records[key]
 
-    for gates in ((OURS,), GATES[:-1]):
+    for gates in ((OURS,),) if real else ((OURS,), GATES[:-1]):
         for name in given.fault or (() if given.write else NAMES):
             sweep(name, look, gates)
     if given.write:

@@ -393,6 +393,7 @@ _COARSE = (
 )
 SAME = "both sides' logprobs are equal in every bit"
 DECLARE = "declare `bitwise: true` in the contract"
+BITWISE = "bitwise"  # the cell of the declaration
 
 
 def objection(contract: Contract, counts: Agreement) -> str:
@@ -426,6 +427,31 @@ def objection(contract: Contract, counts: Agreement) -> str:
     return ""
 
 
+def refuted(contract: Contract, counts: Agreement) -> tuple[CellVerdict, ...]:
+    """The violated cell of a trainer's record that is declared bitwise, and is not; or none.
+
+    Kernels that run here may differ in the last bits by their batches.
+    """
+    unequal = counts.tokens - counts.equal
+    if not (contract.bitwise and contract.kernels.infer.engine == EXTERNAL and unequal):
+        return ()
+    whole = counts.sequences - sum(counts.identical)
+    note = (
+        f"`bitwise: true` is declared, and {unequal:,} of {counts.tokens:,} tokens that could "
+        f"differ do, in {whole:,} of {counts.sequences:,} sequences"
+    )
+    cell = CellVerdict(
+        *(BITWISE, "numerical", "unequal_ratio", "", WHOLE, "violated", "fact"),
+        claim="realised",
+        value=unequal / counts.tokens,
+        limit=0.0,
+        n=counts.tokens,
+        units="tokens",
+        note=note,
+    )
+    return (cell,)
+
+
 def remarks(contract: Contract, counts: Agreement) -> tuple[str, ...]:
     """The open questions about equal or nearly equal columns, one sentence each."""
     sentences = []
@@ -439,7 +465,7 @@ def remarks(contract: Contract, counts: Agreement) -> tuple[str, ...]:
             f"{SAME}, and only {counts.tokens:,} of the tokens have a probability below "
             f"{INFORMATIVE:g}: too few to say whether a column was copied"
         )
-    elif counts.tokens and contract.bitwise:
+    elif counts.tokens and contract.bitwise and contract.kernels.infer.engine != EXTERNAL:
         sentences.append(
             f"`bitwise: true` is declared, and {counts.tokens - counts.equal:,} of "
             f"{counts.tokens:,} tokens that could differ do, by {counts.mean_distance:.1e} nats on "

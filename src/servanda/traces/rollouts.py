@@ -24,6 +24,8 @@ LOSS_WEIGHT, LOSS_MASK = "loss_weight", "loss_mask"
 ROUTE, ROUTE_TRAIN, UNROUTED = "route", "route_train", -1
 # of per_sequence: 1 where the trainer says that it replays the sampler's experts
 REPLAYS = "replays_routes"
+# of per_sequence: how many weight versions sampled it
+VERSIONS = "weight_versions"
 # of per_sequence: 1 where experts are recorded in a form that is not read
 ROUTES_UNREAD = "routes_unread"
 

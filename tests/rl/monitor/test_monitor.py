@@ -338,7 +338,8 @@ def test_sequences_that_were_copied_among_others_are_an_error(share):
     assert found.outcome == "error"
     assert f"in {copied.sum()} of 64 sequences" in found.cause
     assert whole.outcome != "error"
-    assert any("`bitwise: true` is declared, and " in note for note in declared.notes)
+    assert declared.outcome == "violated"
+    assert any("differ do, in 64 of 64 sequences" in note for note in declared.notes)
 
 
 def test_a_close_pair_that_was_stored_in_bfloat16_is_no_copy():
@@ -654,3 +655,22 @@ def test_weights_above_1_at_the_first_tokens_of_later_turns_alone_are_no_error()
     assert Monitor("verl-sync").observe(train, infer, mask).cause != IMPOSSIBLE
     train[:, :30] += 0.5
     assert Monitor("verl-sync").observe(train, infer, mask).cause == IMPOSSIBLE
+
+
+@pytest.mark.parametrize("odd", [0.5, 2, 97])
+def test_a_mask_of_other_numbers_than_0_and_1_is_refused_with_the_number(odd):
+    train, infer, mask = step(np.random.default_rng(5))
+    given = mask.astype(np.float64)
+    given[3, np.flatnonzero(mask[3])[0]] = odd
+    with pytest.raises(EvidenceError, match=f"the mask is {odd:g} in places") as error:
+        Monitor("verl-sync").observe(train, infer, given, weights=0)
+    assert "loss_weights=" in error.value.problems[0].hint
+
+
+@pytest.mark.parametrize("turns", [1, 3])
+def test_a_transposed_batch_is_noted_with_its_shape_and_no_other_is(turns):
+    train, infer, mask = step(np.random.default_rng(6), size=48, width=96, turns=turns, prompts=4)
+    right = Monitor("verl-sync").observe(train, infer, mask, weights=0)
+    wrong = Monitor("verl-sync").observe(train.T, infer.T, mask.T, weights=0)
+    assert not any("transposed" in note for note in right.notes)
+    assert any("shape [96, 48], read as 96 sequences of 48" in note for note in wrong.notes)

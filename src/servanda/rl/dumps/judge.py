@@ -36,6 +36,7 @@ from servanda.judgement.verdict import (
     Verdict,
     judge,
     outcome_of,
+    refuted,
     unsound,
 )
 from servanda.report.breakdown import removed_line, rule_lines
@@ -367,6 +368,7 @@ class DumpVerdict:
         masked: number of tokens in `options.mask`; None if not written.
         mean_weight: mean of w = p_train / p_infer over trained tokens; None if unknown.
         chart: its steps against good runs; None: not asked.
+        ageless: whether all steps have one version of the weights, which tells no age.
     """
 
     options: DumpOptions
@@ -388,6 +390,7 @@ class DumpVerdict:
     masked: int | None = None
     mean_weight: float | None = None
     chart: RunChart | None = None
+    ageless: bool = False
 
 
 def judge_dump(options: DumpOptions, watch: Watch | None = None) -> DumpVerdict:
@@ -477,7 +480,7 @@ def judge_dump(options: DumpOptions, watch: Watch | None = None) -> DumpVerdict:
     spots = (*verdict.blind_spots, *_blind_spots(breakdown, findings))
     verdict = replace(verdict, breakdown=breakdown, blind_spots=spots)
     if verdict.outcome != "error":
-        verdict = by_step.joined(verdict)
+        verdict = joined(by_step.joined(verdict), refuted(contract, statistics.agreement))
     names = [cut.name for cut in statistics.cuts]
     out = fewest(names, limits, statistics.atoms)
     bits = sum(1 << i for i, name in enumerate(names) if name in out)
@@ -524,6 +527,7 @@ def judge_dump(options: DumpOptions, watch: Watch | None = None) -> DumpVerdict:
         masked,
         coherence.numbers.get("mean"),
         chart,
+        any(f.check == "lag" and "constant" in f.numbers for f in findings),
     )
 
 
@@ -639,7 +643,8 @@ def _since(statistics: DumpStatistics, verdict: Verdict) -> dict[str, int]:
 def _annotated(cell: CellVerdict, dated: Mapping[str, int], coherence: Finding) -> CellVerdict:
     """Add the first step and the mean weight to the verdict, for all reports."""
     if cell.metric == "coherence" and cell.outcome in ("holds", "violated"):
-        outcome = "holds" if coherence.state == "ok" else "violated"
+        below = coherence.state == "ok" or "never" in coherence.numbers
+        outcome = "holds" if below else "violated"
         mean = coherence.numbers.get("mean")
         return cell.but(outcome=outcome, value=mean, note=coherence.text)
     step = dated.get(f"{cell.clause}[{cell.slice}]")

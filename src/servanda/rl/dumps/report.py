@@ -11,6 +11,7 @@ from servanda.judgement.breakdown import SequenceRow, StepRow
 from servanda.judgement.clauses.base import CellVerdict
 from servanda.judgement.clauses.whole_responses import OUTLIERS
 from servanda.judgement.token_profile import Portrait, quantile_text
+from servanda.judgement.verdict import BITWISE
 from servanda.report.breakdown import (
     count_of,
     rule_lines,
@@ -61,7 +62,8 @@ def _lines(answer: DumpVerdict) -> Iterator[str]:
         yield from _steps(_rows(answer))
         yield from _sequences(verdict.breakdown.sequences if verdict.breakdown else ())
         yield from _trend(answer)
-        if statistics.largest_staleness:
+        yield from (f"  ✗ {c.note}" for c in verdict.cells if c.clause == BITWISE)
+        if statistics.largest_staleness and not answer.ageless:
             yield (
                 "  ! kernel mismatch and staleness are mixed: tokens are up to "
                 f"{statistics.largest_staleness:g} updates old"

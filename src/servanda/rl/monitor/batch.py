@@ -167,6 +167,11 @@ class Batch:
                 hint="1 for a trained token, else 0; of a trainer's labels: labels != -100",
             )
         learns_BT = given_BT if given_BT.dtype == bool else given_BT != 0
+        if given_BT.dtype != bool and (odd_BT := learns_BT & (given_BT != 1)).any():
+            raise EvidenceError(
+                f"the mask is {given_BT[odd_BT].flat[0]:g} in places",
+                hint="1 for a trained token, else 0; a weight of the loss goes to loss_weights=",
+            )
         size, width = learns_BT.shape
         selected_B = _selected(selected, size)
         mask_BT = learns_BT if selected_B.all() else learns_BT & selected_B[:, None]
@@ -445,6 +450,31 @@ def columns_of_loss(
     }
 
 
+LEAST_ROWS = 8  # and columns, of a batch that may be transposed
+
+
+def turned(batch: Batch) -> str:
+    """A note where the mask looks like one of [tokens, sequences]; "" where it does not.
+
+    The trained tokens of a sequence are in few runs, and the next sequence has other ones.  So a
+    mask that changes far more often along its rows than along its columns has sequences in these.
+    """
+    size, width = batch.learns_BT.shape
+    if min(size, width) < LEAST_ROWS:
+        return ""
+    mask_BT = batch.learns_BT
+    along = int((mask_BT[:, 1:] != mask_BT[:, :-1]).sum()) / size
+    across = int((mask_BT[1:] != mask_BT[:-1]).sum()) / width
+    whole = not along and bool(mask_BT.all()) and size > width and batch.group_B is None
+    often = along / (width - 1) > 3 * across / (size - 1)
+    if whole or (often and along >= 4 and across >= 0.5):
+        return (
+            f"the mask has shape [{size}, {width}], read as {size} sequences of {width} tokens: is "
+            "it transposed? pass [sequences, tokens]"
+        )
+    return ""
+
+
 def texts_of(name: str, values: Sequence[object], size: int) -> tuple[str, ...]:
     if hasattr(values, "tolist"):
         values = array(name, values).tolist() if hasattr(values, "detach") else values.tolist()  # type: ignore[attr-defined]
@@ -553,7 +583,7 @@ def on_device(logp_train: Any, logp_infer: Any, mask: Any, **given: Any) -> Devi
     `Batch.of` finds the words for it.
     """
     mask = mask.detach()
-    if mask.ndim != 2 or mask.is_complex() or (mask < 0).any() or mask.isnan().any():
+    if mask.ndim != 2 or mask.is_complex() or ((mask != 0) & (mask != 1)).any():
         return None
     shape, one = mask.shape, logp_train is logp_infer
     train_BT, infer_BT = (_floats(values, mask, (shape,)) for values in (logp_train, logp_infer))

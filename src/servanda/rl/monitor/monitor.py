@@ -20,7 +20,7 @@ from servanda.judgement.slices.rules import Cut
 from servanda.rl.dumps.statistics import tv_limit
 from servanda.rl.follow.follow_step import FollowStep
 from servanda.rl.monitor import ranks
-from servanda.rl.monitor.batch import Array, Batch, DeviceBatch, batch_of
+from servanda.rl.monitor.batch import Array, Batch, DeviceBatch, batch_of, turned
 from servanda.rl.monitor.ranks import (
     Gather,
     Opening,
@@ -284,7 +284,7 @@ class Monitor:
             self.refuse(error)
             raise
         counts, notes = draft_counts(drafts)
-        self._note(*notes)
+        self._note(*notes, *filter(None, [turned(batch)]))
         if self._plan is None:
             self._open(batch)
         parts, rank = ranks.gathered(

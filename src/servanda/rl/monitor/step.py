@@ -21,7 +21,15 @@ from servanda.judgement.escalation import action_of, rules_met
 from servanda.judgement.field_rules import RULES, RuleSums
 from servanda.judgement.slices.atoms import atoms_of
 from servanda.judgement.slices.rules import Cut
-from servanda.judgement.verdict import EXIT_CODES, BlindSpot, Verdict, html_of, objection, remarks
+from servanda.judgement.verdict import (
+    EXIT_CODES,
+    BlindSpot,
+    Verdict,
+    html_of,
+    objection,
+    refuted,
+    remarks,
+)
 from servanda.report.cell_text import worst_promise
 from servanda.rl.dumps.checks import unasked
 from servanda.rl.follow.follow_step import FollowStep
@@ -354,11 +362,14 @@ def judged(
         )
     found = judge.add(StepSums(step, own, generation=generation), [*wrong, *problems], look)
     found = found.beside(blind_spots(own.sequences, sum(p.offered for p in parts), state.left_out))
+    beside = [*refuted(plan.contract, own.agreement)]
+    notes += [cell.note for cell in beside]
     if state.chart is not None:
         measured = metrics_of(parts, groups) | metrics | of_cells(found.quick)
         measured |= follow.metrics if follow is not None else {}
         values = {} if found.quick.outcome == "error" else scalars_of(measured)
-        found = found.compared(state.chart.add(weights, values, generation))
+        beside += state.chart.add(weights, values, generation)
+    found = found.compared(beside) if beside else found
     return found, drafts, metrics, notes
 
 

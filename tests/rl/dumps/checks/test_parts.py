@@ -173,22 +173,22 @@ def test_a_step_that_is_written_again_in_a_later_part_is_found_by_its_digest_alo
 
 
 def test_held_sequences_are_bounded_however_parts_are_joined(monkeypatch):
-    monkeypatch.setattr("servanda.rl.dumps.checks.copies.HELD", 40)
+    monkeypatch.setattr("servanda.rl.dumps.checks.copies.HELD", 80)
     whole = Copies()
     for n in range(30):
         part = Copies()
         for seed in (n, n):  # all of it twice
             part.add(made(n, seed, "none"))
-        assert len(part._drawn) + len(part._more) <= 40
+        assert len(part._drawn) + len(part._more) <= 80
         whole.join(part)
-        assert len(whole._drawn) + len(whole._more) <= 40
+        assert len(whole._drawn) + len(whole._more) <= 80
     assert whole.finding().numbers["repeated"] == 30 * SEQUENCES
     later = Copies()
     for n in range(30):
         later.add(made(50 + n, n, "none"))
     assert later.finding(whole).numbers["again"] > 5
     whole.join(later)
-    assert len(whole._drawn) + len(whole._more) <= 40
+    assert len(whole._drawn) + len(whole._more) <= 80
     assert whole.finding().numbers["again"] > 5
 
 

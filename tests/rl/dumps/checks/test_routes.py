@@ -55,8 +55,11 @@ def test_shifted_rows_are_unsound_and_their_token_is_named(lag):
 def test_routes_of_other_sequences_fit_at_no_lag():
     chunk, other = routed(), routed(follows=0.0)
     found = finding(with_routes(chunk, other.per_token[ROUTE]))
-    assert found.state == "warning"
-    assert found.text.startswith("nothing shows that the recorded experts are of these tokens")
+    assert found.state == "unsound"
+    assert "60 sequences, tokens that recur share at most" in found.text
+    few = finding(with_routes(taken(chunk, 0, 40), taken(other, 0, 40).per_token[ROUTE]))
+    assert few.state == "warning"
+    assert few.text.startswith("nothing shows that the recorded experts are of these tokens")
 
 
 def test_rows_that_no_router_picks_are_named_with_their_place():
@@ -180,3 +183,43 @@ def test_any_lag_shifts_at_a_share_of_the_error_and_every_lag_has_to_fit(larger,
         assert check.finding().state == "warning"  # neither shifted nor of these tokens
     else:
         assert check.finding().state == state
+
+
+def test_a_record_that_is_shifted_in_a_few_sequences_is_named_with_its_lag():
+    chunk = routed()
+    route_NLK = chunk.per_token[ROUTE].copy()
+    for s in (7, 30, 44):  # rows are written one late
+        own = slice(s * TOKENS + 2, (s + 1) * TOKENS)
+        route_NLK[own] = chunk.per_token[ROUTE][s * TOKENS + 1 : (s + 1) * TOKENS - 1]
+    found = finding(with_routes(chunk, route_NLK))
+    assert (found.state, found.odd[:2]) == ("unsound", (3, SEQUENCES))
+    assert "row t is that of token t-1" in found.text
+    assert found.first == chunk.source_S[7]
+
+
+@pytest.mark.parametrize("written", ["of the next sequence", "repeated", "by chance"])
+def test_a_record_that_is_not_of_its_tokens_in_a_few_sequences_is_named(written):
+    chunk = routed()
+    route_NLK, own_NLK = chunk.per_token[ROUTE].copy(), chunk.per_token[ROUTE]
+    for s in (7, 30, 44):
+        at = slice(s * TOKENS + 1, (s + 1) * TOKENS)
+        if written == "of the next sequence":
+            route_NLK[at] = own_NLK[at.stop + 1 : at.stop + TOKENS]
+        elif written == "repeated":
+            route_NLK[at] = own_NLK[at.start]
+        else:
+            rng = np.random.default_rng(s)
+            drawn = rng.permuted(np.tile(np.arange(EXPERTS), (TOKENS - 1, LAYERS, 1)), axis=-1)
+            route_NLK[at] = drawn[..., :PICKED]
+    found = finding(with_routes(chunk, route_NLK))
+    assert (found.state, found.odd[:2]) == ("unsound", (3, SEQUENCES))
+    assert found.text.startswith("the recorded experts are not those of the tokens in 3 of 60")
+
+
+@pytest.mark.parametrize("follows", [0.3, 0.5, 0.9])
+def test_a_record_of_its_tokens_is_odd_in_no_sequence(follows):
+    for seed in range(10):
+        chunk = routed(follows=follows, seed=seed)
+        check = RoutesCheck()
+        check.add(chunk)
+        assert (check.moved.affected, check.strange.affected) == (0, 0)

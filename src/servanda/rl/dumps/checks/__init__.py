@@ -20,7 +20,17 @@ from servanda.traces.rollouts import Rollouts
 __all__ = ["CHECKS", "Check", "Finding", "Soundness", "State", "errors_of", "of_step"]
 
 _ORDER = (  # order in reports; others follow
-    *("values", "coverage", "zeros", "line_up", "coherence", "copies", "ends", "precision"),
+    *(
+        "values",
+        "coverage",
+        "zeros",
+        "line_up",
+        "coherence",
+        "copies",
+        "piles",
+        "ends",
+        "precision",
+    ),
     *("prompts", "retokenised", "routes", "trained"),
 )
 

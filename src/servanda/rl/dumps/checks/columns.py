@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -54,6 +55,45 @@ class Coverage(Sums):
 
 
 _BY_BITS = tuple(sorted(CAPTURES, key=CAPTURES.__getitem__))
+_STEPS = (
+    *((2.0**-k, f"1/{2**k}") for k in range(9)),
+    *((10.0**-k, f"{10.0**-k:g}") for k in (1, 2, 3)),
+)
+_VALUES = 64  # fewest for a grid
+
+
+class Grid(Sums):
+    """The steps of which all logprobs of a side so far are multiples; the coarsest one counts."""
+
+    def __init__(self) -> None:
+        self.steps = dict(_STEPS)
+        self.values = 0  # that are not 0
+
+    def add(self, logp_K: Array) -> None:
+        if not self.steps:
+            return
+        known_K = logp_K[np.isfinite(logp_K) & (logp_K != 0)]
+        self.values += len(known_K)
+        for some_K in (known_K[:_VALUES], known_K):  # most often, some are none
+            self.steps = {s: name for s, name in self.steps.items() if _on(some_K / s)}
+
+    def join(self, later: Grid) -> None:
+        self.values += later.values
+        self.steps = {s: name for s, name in self.steps.items() if s in later.steps}
+
+    @property
+    def step(self) -> float:
+        """0.0 if there is none, or too few values to know one."""
+        return max(self.steps, default=0.0) if self.values >= _VALUES else 0.0
+
+    @property
+    def text(self) -> str:
+        return f"multiples of {self.steps[self.step]}" if self.step else ""
+
+
+def _on(number_K: Array) -> bool:
+    """Whether all are whole, as far as float32 knows them."""
+    return bool(np.all(np.abs(number_K - np.rint(number_K)) <= 1e-6 * np.abs(number_K) + 1e-9))
 
 
 @check("precision")
@@ -62,14 +102,17 @@ class Precision:
 
     def __init__(self) -> None:
         self.sides: dict[str, tuple[str, ...]] = {"train": (), "infer": ()}  # () without values
+        self.grids = {"train": Grid(), "infer": Grid()}
 
     def add(self, rollouts: Rollouts) -> None:
         for side, logp_K in (("train", rollouts.train_K), ("infer", rollouts.infer_K)):
             self._restrict(side, exact_in(logp_K, self.sides[side] or _BY_BITS))
+            self.grids[side].add(logp_K)
 
     def join(self, later: Precision) -> None:
         for side, formats in later.sides.items():
             self._restrict(side, formats)
+            self.grids[side].join(later.grids[side])
 
     def _restrict(self, side: str, formats: tuple[str, ...]) -> None:
         if formats:
@@ -85,6 +128,16 @@ class Precision:
             "infer_bits": float(CAPTURES[infer]),
         }
         text = f"logprobs recorded in {train} (trainer) and {infer} (sampler)"
+        grids = {side: self.grids[side] for side in self.grids if self.grids[side].step}
+        if grids:
+            named = {"train": "trainer", "infer": "sampler"}
+            step = max(grid.step for grid in grids.values())
+            text = " and ".join(f"all of the {named[s]}'s are {grids[s].text}" for s in grids)
+            # a uniform error of half a step has a variance of step^2 / 12, and k3 is half of it
+            text = (
+                f"logprobs are rounded: {text}, which alone gives a k3 of {step**2 / 24:.1e} nats"
+            )
+            return Finding("precision", "warning", text, numbers)
         worse = min(train, infer, key=CAPTURES.__getitem__)
         if CAPTURES[worse] >= CAPTURES["float32"]:
             return Finding("precision", "ok", text, numbers)
@@ -101,7 +154,7 @@ _ROUNDING_NATS = 1e-3  # rounding error of a fused kernel in bfloat16 above 0
 
 @check("values")
 class Values(Sums):
-    """Counts logprobs of trained tokens that are infinite or above 0.
+    """Counts logprobs of trained tokens that are -inf or above 0.
 
     An importer converts a number below -10,000, which no softmax gives, to -inf.
     """
@@ -110,20 +163,22 @@ class Values(Sums):
         self.tokens = self.above = self.infinite = 0
         self.impossible = 0  # sampled tokens with reported probability 0
         self.sides = {"trainer": 0, "sampler": 0}
+        self.grids = {"trainer": Grid(), "sampler": Grid()}
         self.highest = -np.inf
         self.first = FirstPlace()
 
     def add(self, rollouts: Rollouts) -> None:
         self.tokens += len(rollouts.trained_K)
         for side, logp_K in zip(self.sides, (rollouts.train_K, rollouts.infer_K), strict=True):
+            self.grids[side].add(logp_K)
             odd_K = (logp_K > _ROUNDING_NATS) | (logp_K == -np.inf)
             if not odd_K.any():
                 continue
             found = logp_K[odd_K]
-            infinite, above = np.isinf(found), found[np.isfinite(found)]
-            self.infinite += int(infinite.sum())
+            infinite, above = int((found < 0).sum()), found[found > 0]
+            self.infinite += infinite
             if side == "sampler":
-                self.impossible += int((found < 0).sum())
+                self.impossible += infinite
             self.above += len(above)
             self.sides[side] += len(above)
             self.highest = max(self.highest, float(above.max(initial=-np.inf)))
@@ -146,8 +201,14 @@ class Values(Sums):
         if self.above:
             sides = ", ".join(f"{side} {n:,}" for side, n in self.sides.items() if n)
             part = f"{self.above:,} logprobs are above 0 ({sides}; up to {self.highest:.3g} nats)"
-            turned = max(self.sides.values()) > self.tokens / 2
-            parts.append(f"{part}: losses, which have the other sign?" if turned else part)
+            if max(self.sides.values()) > self.tokens / 2:
+                part += ": losses, which have the other sign?"
+            else:
+                part += ", which no distribution has"
+            for side, n in self.sides.items():
+                if n and (text := self.grids[side].text):
+                    part += f"; all values of the {side} are {text}, as of logits in 16 bits"
+            parts.append(part)
         if self.impossible:
             parts.append(
                 f"the sampler gives {self.impossible:,} of its own tokens a logprob of -inf or "
@@ -320,6 +381,103 @@ def _drawn(rollouts: Rollouts, at_T: Array) -> Array:
     inside_T = (at_T >= 0) & (at_T < len(rollouts.mask_N))
     at_T = np.where(inside_T, at_T, 0)
     return inside_T & ~rollouts.mask_N[at_T] & (rollouts.logp_infer_N[at_T] < 0)
+
+
+# Piles: one value on many tokens, under several prompts, is no logprob of theirs.
+#
+# A certain token has a logprob near 0, on both sides, and more tokens are nearly certain than
+# exactly so.  Zeros without such neighbours were filled in: padding, or text that nobody sampled.
+# Other values of one side are a bound or a placeholder.  Coarse formats repeat values by
+# themselves, so those are not examined.
+
+
+_CERTAIN_NATS = 1e-3
+_NATURAL = 0.1  # least ratio of nearly certain tokens to exactly certain ones
+_PILE = 0.005  # share of tokens with one value of a side
+_SAME, _FILLED_BOTH = 0.01, 0.1  # share of tokens with one value of both: a warning, unsound
+_SAMPLE = 4096  # tokens of a chunk
+_PROMPTS_OF_PILE = 3
+
+
+@check("piles")
+class Piles(Sums):
+    """Counts tokens that are exactly 0 on both sides, and the most frequent values of a sample."""
+
+    def __init__(self) -> None:
+        self.tokens = self.sampled = self.zero = self.near = 0
+        self.sequences = self.ended = 0  # whose last two trained tokens are 0 on both sides
+        self.values: dict[str, Counter[float]] = {s: Counter() for s in (*_SIDES, "both")}
+        self.grids = {side: Grid() for side in _SIDES}
+        self.coarse = 0
+        self.first = FirstPlace()
+
+    def add(self, rollouts: Rollouts) -> None:
+        infer_K, train_K = rollouts.infer_K, rollouts.train_K
+        zero_K = (infer_K == 0) & (train_K == 0)
+        near_K = (infer_K > -_CERTAIN_NATS) & (train_K > -_CERTAIN_NATS) & ~zero_K
+        self.tokens += len(zero_K)
+        self.zero += int(np.count_nonzero(zero_K))
+        self.near += int(np.count_nonzero(near_K))
+        last_S = np.cumsum(rollouts.trained_S)[rollouts.trained_S > 1] - 1
+        self.sequences += int((rollouts.trained_S > 0).sum())
+        self.ended += int((zero_K[last_S] & zero_K[last_S - 1]).sum())
+        self.first.add(rollouts, zero_K)
+        at_M = np.arange(0, len(zero_K), max(1, -(-len(zero_K) // _SAMPLE)))
+        self.sampled += len(at_M)
+        infer_M, train_M = infer_K[at_M], train_K[at_M]
+        self.coarse += any(
+            (formats := exact_in(side_M)) and CAPTURES[formats[0]] < CAPTURES["float32"]
+            for side_M in (infer_M, train_M)
+        )
+        for side, grid in self.grids.items():
+            grid.add(infer_M if side == "sampler" else train_M)
+        names = {name: i for i, name in enumerate(dict.fromkeys(rollouts.group_S))}
+        group_S = np.array([names[name] for name in rollouts.group_S], np.int64)
+        group_M = group_S[rollouts.sequence_of(rollouts.trained_K[at_M])]
+        both_M = np.where(infer_M == train_M, infer_M, np.nan)
+        for side, value_M in zip(self.values, (infer_M, train_M, both_M), strict=True):
+            self.values[side] += _piled(value_M, group_M)
+
+    def finding(self) -> Finding:
+        zero = share(self.zero, self.tokens)
+        numbers = {"zero": self.zero, "near": self.near, "ended": self.ended}
+        if zero > _SAME and self.near < _NATURAL * self.zero:
+            text = (
+                f"{self.zero:,} of {count(self.tokens, 'trained token')} have a logprob of exactly "
+                f"0 on both sides, and only {self.near:,} others are nearly certain: padding, or "
+                "text that was not sampled, under the loss mask"
+            )
+            if self.ended:
+                text += f" (at the end of {self.ended:,} of {self.sequences:,} sequences)"
+            filled = zero > _FILLED_BOTH or self.ended > self.sequences / 2
+            state = "unsound" if filled else "warning"
+            return Finding("piles", state, text, numbers, self.first.place)
+        if self.coarse or any(grid.step for grid in self.grids.values()):
+            return Finding("piles", "ok", "", numbers)
+        for side, least in (("both", _SAME), *((side, _PILE) for side in _SIDES)):
+            for value, n in self.values[side].most_common(1):
+                if (often := share(n, self.sampled)) <= least:
+                    continue
+                whose = "both sides'" if side == "both" else f"the {side}'s"
+                text = (
+                    f"{100 * often:.2g} % of {whose} logprobs are exactly {value:.6g}, under "
+                    "several prompts: a bound, or a value that was filled in"
+                )
+                state = "unsound" if side == "both" and often > _FILLED_BOTH else "warning"
+                return Finding("piles", state, text, {**numbers, "share": often})
+        return Finding("piles", "ok", "", numbers)
+
+
+def _piled(value_M: Array, group_M: Array) -> Counter[float]:
+    """How often each value occurs that several prompts have; near 0 every value is common."""
+    kept_M = np.isfinite(value_M) & (value_M < -_CERTAIN_NATS)
+    value_M, group_M = value_M[kept_M], group_M[kept_M]
+    value_V, at_M, n_V = np.unique(value_M, return_inverse=True, return_counts=True)
+    found: Counter[float] = Counter()
+    for v in np.flatnonzero(n_V >= _PROMPTS_OF_PILE):
+        if len(np.unique(group_M[at_M == v])) >= _PROMPTS_OF_PILE:
+            found[float(value_V[v])] = int(n_V[v])
+    return found
 
 
 # The loss mask: a mask that begins with the sequence covers the prompt, or the dump has no prompts;

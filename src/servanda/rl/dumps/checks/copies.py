@@ -1,10 +1,11 @@
 # Copies: a repeated sequence would count as two samples, but is one.
 #
-# Short responses may be sampled twice, so only long ones with identical sampler logprobs count as
-# copies.  Weights change from step to step: identical sampler logprobs at two steps are one sample
-# that was reused, and identical logprobs of both sides are one step that was written again.  Memory
-# is bounded: if there are too many digests, half of the hash space is dropped, so that a sequence
-# and its copy are kept or dropped together.
+# Short responses may be sampled twice, so only long ones with identical logprobs count as copies.
+# Weights change from step to step: identical sampler logprobs at two steps are one sample that was
+# reused, and identical logprobs of both sides are one step that was written again.  A logprob
+# depends on everything before its token, so that a column of other tokens, or of the same answer
+# after another prompt, was copied.  Memory is bounded: if there are too many digests, half of the
+# hash space is dropped, so that a sequence and its copy are kept or dropped together.
 
 from __future__ import annotations
 
@@ -25,39 +26,52 @@ LONG_TOKENS = 32
 UNSOUND = 0.1  # share of sequences: more than a trainer repeats to fill its last batch
 AGAIN = 0.05  # share of sequences: more than are carried over to a later step
 REUSED = 0.01  # share of sequences: reported as a replay buffer; each pair is one sample
+FOREIGN = 0.01  # share of sequences with a column of another one: chance gives none
 DISTINCT = 8  # distinct logprobs of a sequence or a step: nearly certain responses may recur
-HELD = 1 << 17  # sequences that are compared across steps
+HELD = 1 << 18  # columns that are compared, two of a sequence
 
-_Sequence = tuple[int, int, int, str]  # number in the dump, step, digest of all, place
+# number in the dump, step, digest of the tokens, of both columns, place; whether of the trainer
+_Sequence = tuple[int, int, int, int, str, bool]
 
 
 @dataclass
 class _Repeats:
-    """Counts of sequences that occur at an earlier step.
+    """Counts of sequences with a column of an earlier one.
 
     Args:
-        again: with the same logprobs of both sides; reused: with others of the trainer.
+        again: of an earlier step, with the same tokens and both columns; reused: with another of
+            the trainer.
+        sampler, trainer: with other tokens, or after another prompt.
         at, first: number and place of the first one.
     """
 
     again: int = 0
     reused: int = 0
+    sampler: int = 0
+    trainer: int = 0
     at: float = math.inf
     first: str = ""
 
     def add(self, sequence: _Sequence, first: _Sequence) -> None:
-        (at, step, scores, place), (_, before, as_before, _) = sequence, first
-        if step == before:  # or a step that was written again
+        (at, step, words, scores, place, trainer), (_, before, as_written, as_before, *_) = (
+            sequence,
+            first,
+        )
+        if words != as_written:
+            self.trainer += trainer
+            self.sampler += not trainer
+        elif trainer or step == before:  # or a step that was written again
             return
-        self.again += scores == as_before
-        self.reused += scores != as_before
+        else:
+            self.again += scores == as_before
+            self.reused += scores != as_before
         if at < self.at:
             self.at, self.first = at, f"{place}, of step {before}"
 
     def join(self, later: _Repeats, after: int) -> None:
         """Add those of the sequences after the first `after`."""
-        self.again += later.again
-        self.reused += later.reused
+        for name in ("again", "reused", "sampler", "trainer"):
+            setattr(self, name, getattr(self, name) + getattr(later, name))
         if after + later.at < self.at:
             self.at, self.first = after + later.at, later.first
 
@@ -75,20 +89,20 @@ class Copies:
         self.steps: dict[int, int] = {}  # sum of a step's digests -> the first step that has it
         self.twice: dict[int, int] = {}  # step -> the earlier one that it repeats
         self._step: int | None = None
-        self._group: dict[bytes, str | None] = {}  # of one step
+        self._group: dict[tuple[int, int], str | None] = {}  # of one step
         self._sum = self._values = 0
-        self._drawn: dict[int, _Sequence] = {}  # draw -> its first sequence
-        self._more: list[tuple[int, _Sequence]] = []  # later sequences of these draws
-        self._kept = 1 << 64  # draws below it are held
-        self._dropped = _Repeats()  # repeats of draws that are no longer held
+        self._drawn: dict[int, _Sequence] = {}  # digest of a column -> its first sequence
+        self._more: list[tuple[int, _Sequence]] = []  # later sequences with these columns
+        self._kept = 1 << 64  # digests below it are held
+        self._dropped = _Repeats()  # repeats of columns that are no longer held
 
     def add(self, rollouts: Rollouts) -> None:
         if rollouts.step != self._step:
             self._close()
             self._step = rollouts.step
         token_N = np.ascontiguousarray(rollouts.token_N)
-        infer_K, train_K = rollouts.infer_K, rollouts.train_K
-        bits_K = (infer_K + 0.0).view(np.int64)  # all zeros are one value, and all NaN
+        # all zeros are one value, and all NaN
+        infer_K, train_K = ((x + 0.0).view(np.int64) for x in (rollouts.infer_K, rollouts.train_K))
         lengths = zip(rollouts.length_S.tolist(), rollouts.trained_S.tolist(), strict=True)
         end = last = 0
         for at, (length, trained) in enumerate(lengths):
@@ -96,26 +110,23 @@ class Copies:
             own, last = slice(last, last + trained), last + trained
             if not trained:
                 continue
-            digest = hashlib.blake2b(token_N[part].data, digest_size=16)
-            digest.update(infer_K[own].data)
-            draw = digest.digest()
-            digest.update(train_K[own].data)
-            scores = int.from_bytes(digest.digest()[:8], "little")
-            distinct = len(set(bits_K[own][:LONG_TOKENS].tolist()))
-            if distinct < DISTINCT:  # counted only as far as needed
-                distinct = len(set(bits_K[own].tolist()))
+            words, infer, train = map(_digest, (token_N[part], infer_K[own], train_K[own]))
+            scores = _digest(np.array([infer, train], np.uint64))
+            distinct = _distinct(infer_K[own])
             self._values = max(self._values, distinct)
             self._sum = (self._sum + scores) % (1 << 64)  # whatever their order
             if trained < LONG_TOKENS:
                 continue
             self.long += 1
             place, group = rollouts.source_S[at], rollouts.group_S[at]
+            known = self.sequences + at, rollouts.step, words, scores, place
             if distinct >= DISTINCT:
-                known = self.sequences + at, rollouts.step, scores, place
-                self._hold(int.from_bytes(draw[:8], "little"), known)
-            before = self._group.setdefault(draw, None)
+                self._hold(infer, (*known, False))
+            if _distinct(train_K[own]) >= DISTINCT:
+                self._hold(train ^ 1, (*known, True))  # no key of a sampler's column
+            before = self._group.setdefault((words, infer), None)
             if before is None:
-                self._group[draw] = group
+                self._group[words, infer] = group
             else:
                 self.repeated += 1
                 self.elsewhere += before != group
@@ -126,8 +137,8 @@ class Copies:
     def join(self, later: Copies) -> None:
         self._close()
         later._close()
-        for draw, (at, step, scores, place) in chain(later._drawn.items(), later._more):
-            self._hold(draw, (self.sequences + at, step, scores, place))
+        for draw, (at, *known) in chain(later._drawn.items(), later._more):
+            self._hold(draw, (self.sequences + at, *known))
         self._dropped.join(later._dropped, self.sequences)
         if later._kept < self._kept:
             self._keep(later._kept)
@@ -192,6 +203,7 @@ class Copies:
             "other_groups": self.elsewhere,
             "again": repeats.again,
             "reused": repeats.reused,
+            "foreign": max(repeats.sampler, repeats.trainer),
             "steps_again": len(twice),
         }
         if twice:
@@ -202,6 +214,17 @@ class Copies:
                 "again, and count twice"
             )
             return Finding("copies", "unsound", text, numbers, repeats.first)
+        if foreign := max(repeats.sampler, repeats.trainer):
+            sides = {"sampler": repeats.sampler, "trainer": repeats.trainer}
+            named = " and ".join(f"the {side}'s on {n:,}" for side, n in sides.items() if n)
+            text = (
+                f"on {foreign:,} of {self.long:,} long sequences the logprobs are those of another "
+                f"sequence, to the last digit, though the tokens or the prompt differ ({named}): a "
+                "column was copied, or a buffer was written again"
+            )
+            state = "unsound" if foreign > max(1, FOREIGN * self.long) else "warning"
+            odd = foreign, self.long, FOREIGN
+            return Finding("copies", state, text, numbers, repeats.first, odd)
         if repeats.again:
             text = (
                 f"{repeats.again:,} of {self.long:,} long sequences have the tokens and both "
@@ -235,6 +258,17 @@ class Copies:
             return Finding("copies", "warning", text, numbers, repeats.first)
         text = "no sequence occurs twice, in a step or across steps"
         return Finding("copies", "ok", text, numbers, odd=(0, self.long, UNSOUND))
+
+
+def _digest(column: Array) -> int:
+    digest = hashlib.blake2b(np.ascontiguousarray(column).data, digest_size=8)
+    return int.from_bytes(digest.digest(), "little")
+
+
+def _distinct(bits_K: Array) -> int:
+    """How many values a column has, counted only as far as needed."""
+    distinct = len(set(bits_K[:LONG_TOKENS].tolist()))
+    return distinct if distinct >= DISTINCT else len(set(bits_K.tolist()))
 
 
 # Ends: responses that stop without an end token.

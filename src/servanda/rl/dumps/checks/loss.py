@@ -6,15 +6,17 @@ from __future__ import annotations
 import numpy as np
 
 from servanda.judgement.clauses.loss_checks import ALL, LossSums, applied_of
-from servanda.rl.dumps.checks.base import Finding, Sums, check
+from servanda.rl.dumps.checks.base import Finding, FirstPlace, StepSums, Sums, check
 from servanda.theory.bounds.applied_weights import error_of
 from servanda.theory.bounds.importance_weights import naive
 from servanda.theory.stats.lag_split import LagSplit
-from servanda.traces.rollouts import LOSS_MASK, LOSS_WEIGHT, Rollouts
+from servanda.traces.rollouts import LOSS_MASK, LOSS_WEIGHT, VERSIONS, Array, Rollouts
 
 VERSION = "weight_version"  # of Rollouts.per_token
 # verl's check_rollout_correction_health alarms beyond these: mean weight, effective sample size
 MEAN, EFFECTIVE = (0.5, 2.0), 0.3
+GROWN = 1.5  # ratio of the last third of the steps to the first
+APART, TOKENS = 2.0, 200  # ratio of the mean |log ratio| of mixed responses; fewest tokens
 
 
 @check("loss", needs="loss")
@@ -68,16 +70,24 @@ class Loss(Sums):
 
 @check("lag", needs="loss")
 class Lag(Sums):
-    """Sums of |log ratio| against staleness, by step."""
+    """Sums of |log ratio| against staleness, by step; and the versions that occur."""
 
     def __init__(self) -> None:
         self.steps: list[tuple[int, LagSplit]] = []
+        self.versions: list[tuple[int, float, float]] = []  # of each chunk: step, least, largest
+        self.gap: list[tuple[int, float, int]] = []  # of each chunk: step, sum of |d|, tokens
 
     def add(self, rollouts: Rollouts) -> None:
-        lag_N = rollouts.per_token.get("staleness")
-        if lag_N is None or VERSION not in rollouts.per_token:
+        lag_N, version_N = (rollouts.per_token.get(name) for name in ("staleness", VERSION))
+        if lag_N is None or version_N is None:
             return
         trained = rollouts.trained_K
+        known = np.isfinite(version_N[trained]) & np.isfinite(rollouts.ratio_K)
+        if known.any():
+            version, ratio = version_N[trained][known], np.abs(rollouts.ratio_K[known])
+            ends = float(version.min()), float(version.max())
+            self.versions.append((rollouts.step, *ends))
+            self.gap.append((rollouts.step, float(ratio.sum()), len(ratio)))
         names = {name: i for i, name in enumerate(dict.fromkeys(rollouts.group_S))}
         group_S = np.array([names[name] for name in rollouts.group_S])
         group_K = group_S[rollouts.sequence_of(trained)]
@@ -86,9 +96,90 @@ class Lag(Sums):
             split = self.steps.pop()[1] + split
         self.steps.append((rollouts.step, split))
 
+    def _constant(self) -> Finding | None:
+        """That no token tells the age of its weights, if all steps have one version."""
+        steps = [step for step, _, _ in self.versions]
+        low = min((least for _, least, _ in self.versions), default=0.0)
+        if len({*steps}) < 2 or any(most != low for _, _, most in self.versions):
+            return None
+        text = (
+            f"every token of steps {min(steps)} to {max(steps)} was sampled by version {low:g}: "
+            "the engine's weights never changed, or the version is not counted, so the age of the "
+            "weights is unknown"
+        )
+        mean_S = [
+            sum(total for s, total, _ in self.gap if s == step)
+            / sum(n for s, _, n in self.gap if s == step)
+            for step in sorted({*steps})
+        ]
+        third = max(1, len(mean_S) // 3)
+        first, last = float(np.mean(mean_S[:third])), float(np.mean(mean_S[-third:]))
+        if last > GROWN * first:
+            text += (
+                f"; the mean |log ratio| grows all the same, from {first:.2g} to {last:.2g} nats: "
+                "if the trainer was updated, no sync reached the engine, and if it was not (a "
+                "learning rate of 0), look at the engine's caches and at the lengths"
+            )
+        return Finding("lag", "warning", text, {"constant": low})
+
     def finding(self) -> Finding:
+        if constant := self._constant():
+            return constant
         line = sum((split for _, split in self.steps), LagSplit()).line
         if line is None:
             return Finding("lag", "ok", "")
         numbers = {"gap_nats": line.gap, "per_update_nats": line.slope}
         return Finding("lag", "ok", str(line), numbers)
+
+
+@check("versions", needs="loss")
+class Versions(Sums):
+    """Counts responses that several weight versions sampled, and their |log ratio|, by step."""
+
+    def __init__(self) -> None:
+        self.sums = StepSums()  # [2, 3]: responses, trained tokens and sum of |d|; mixed ones last
+        self.largest: list[int] = []
+        self.first = FirstPlace()
+
+    def add(self, rollouts: Rollouts) -> None:
+        many_S = _versions(rollouts)
+        if many_S is None:
+            return
+        ratio_K = np.abs(rollouts.ratio_K)
+        ratio_K = np.where(np.isfinite(ratio_K), ratio_K, 0.0)
+        parts = np.stack([rollouts.trained_S > 0, rollouts.trained_S, rollouts.sums_S(ratio_K)])
+        mixed_S = many_S > 1
+        self.sums.add(rollouts.step, np.stack([(parts @ ~mixed_S), (parts @ mixed_S)]))
+        self.largest.append(int(many_S.max(initial=0)))
+        self.first.add_sequence(rollouts, mixed_S)
+
+    def finding(self) -> Finding:
+        (one, n, gap), (mixed, mixed_n, mixed_gap) = self.sums.total(np.zeros((2, 3)))
+        if not mixed:
+            return Finding("versions", "ok", "")
+        text = (
+            f"{mixed:,.0f} of {one + mixed:,.0f} responses mix up to {max(self.largest)} weight "
+            "versions"
+        )
+        if min(n, mixed_n) < TOKENS or not gap:
+            return Finding("versions", "ok", text, first=self.first.place)
+        times = (mixed_gap / mixed_n) / (gap / n)
+        text += (
+            f": their mean |log ratio| is {mixed_gap / mixed_n:.2g} nats, {times:.2g} times that "
+            "of the others"
+        )
+        state = "warning" if times > APART else "ok"
+        return Finding("versions", state, text, {"times": times}, self.first.place)
+
+
+def _versions(rollouts: Rollouts) -> Array | None:
+    """How many versions the trained tokens of each sequence have, [S]; None if none is known."""
+    if (counted_S := rollouts.per_sequence.get(VERSIONS)) is not None:
+        return np.nan_to_num(counted_S)
+    version_N = rollouts.per_token.get(VERSION)
+    if version_N is None:
+        return None
+    version_K, of_K = version_N[rollouts.trained_K], rollouts.sequence_of(rollouts.trained_K)
+    known_K = np.isfinite(version_K)
+    pairs = np.unique(np.stack([of_K[known_K], version_K[known_K]]), axis=1)
+    return np.bincount(pairs[0].astype(np.int64), minlength=len(rollouts))

@@ -228,19 +228,22 @@ class Retokenised(Sums):
 
 # Coherence: the mean importance weight of tokens sampled from infer cannot exceed 1.
 #
-# If it does, the sampler's logprobs are not those it sampled with: raw instead of processed, or of
-# other tokens.  Two cases are separated.  Re-tokenised turns have logprobs of other tokens only at
-# their beginning, so the first tokens of later turns are tested separately.  And a mean above 1 by
-# less than 0.001 does not affect a verdict: a float32 softmax over a large vocabulary has an error
-# of about 1e-5 nats, and a filter by reward biases the remaining tokens.
+# If it does, the sampler's logprobs are not those it sampled with (raw instead of processed, or of
+# other tokens), or the trainer's probabilities add up to more than 1.  Two cases are separated.
+# Re-tokenised turns have logprobs of other tokens only at their beginning, so the first tokens of
+# later turns are tested separately.  And a mean above 1 by less than 0.001 does not affect a
+# verdict: a float32 softmax over a large vocabulary has an error of about 1e-5 nats, and a filter
+# by reward biases the remaining tokens.
 
 
+NEVER, _CLEARLY = 5e-4, 8.0  # least deficit of the mean weight, and in standard errors
+_SEQUENCES = 50  # fewest for a standard error
 LIMIT_NATS = math.log(1e6)  # e-value threshold of one million
 GROSS_NATS = 1e-3
 IMPOSSIBLE = (
-    "the mean importance weight is above 1, which is impossible for two distributions: "
-    "the sampler's logprobs are not those it sampled with (raw, or of other tokens), or the "
-    "sequences were selected by their outcome"
+    "the mean importance weight is above 1, which is impossible for two distributions: the "
+    "sampler's logprobs are not those it sampled with (raw, or of other tokens), the trainer's are "
+    "too high to be of a distribution, or the sequences were selected by their outcome"
 )
 _RUN_BITS = 5  # 32 neighbouring bins
 _RUNS = (BINS >> _RUN_BITS) + 1
@@ -260,6 +263,7 @@ class MeanWeight(Sums):
     def __init__(self) -> None:
         self.tokens = 0
         self.sums = StepSums()  # the growths of fine, rest and heads, and the sum of weights
+        self.weights = StepSums()  # sequences, their sum of w - 1, and of its square
         self.most: list[tuple[int, float, str]] = []  # step, largest excess of a sequence, place
 
     def add(self, rollouts: Rollouts) -> None:
@@ -292,6 +296,7 @@ class MeanWeight(Sums):
             _growth(n_G - head_n_G, x_G - head_x_G, GROSS_NATS),
             _growth(head_n_G, head_x_G, GROSS_NATS),
         )
+        self.weights.add(rollouts.step, np.array([len(excess_S), *_moments(excess_S)]))
         weights = float(excess_S.sum()) + len(ratio_K)
         if ratio_K.max() > _MOST_NATS:
             weights = float(np.exp(ratio_K).sum())
@@ -332,12 +337,33 @@ class MeanWeight(Sums):
                 "swapped, or sequences were selected by their outcome"
             )
             return Finding("coherence", "warning", text, numbers)
+        if never := self._never():
+            text = (
+                f"{100 * never:.2g} % of the trainer's probability is on tokens that the engine "
+                "(almost) never draws (the mean importance weight is below 1 by as much): a filter "
+                "such as top-p or min-p that the trainer does not apply?"
+            )
+            return Finding("coherence", "warning", text, {**numbers, "never": never})
         text = (
             "no evidence that the mean importance weight is above 1 (a small excess is sampling "
             "noise): the sampler seems to record the logprobs it sampled with (this does not test "
             "its temperature)"
         )
         return Finding("coherence", "ok", text, numbers)
+
+    def _never(self) -> float:
+        """By how much the mean weight is below 1; 0.0 if that may be chance.
+
+        E w is the trainer's probability of all that the sampler can draw.
+        """
+        n, total, squares = self.weights.total(np.zeros(3))
+        never = -total / self.tokens
+        clearly = total < -_CLEARLY * math.sqrt(squares)
+        return float(never) if n >= _SEQUENCES and clearly and never > NEVER else 0.0
+
+
+def _moments(x_S: Array) -> tuple[float, float]:
+    return float(x_S.sum()), float(x_S @ x_S)
 
 
 def _counted(run_K: Array, x_K: Array | None = None) -> Array:

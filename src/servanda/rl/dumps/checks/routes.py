@@ -31,7 +31,7 @@ from servanda.traces.rollouts import (
 )
 
 OTHERS = tuple(lag for lag in LAGS if lag)
-_INVALID_SHARE = 0.01
+_INVALID_SHARE = _ODD_SHARE = 0.01
 
 
 @check("routes", needs="routes")
@@ -44,7 +44,10 @@ class RoutesCheck(Sums):
         self.shifted = np.zeros((len(OTHERS), 2), np.int64)
         self.known = self.invalid = self.sequences = self.without = self.unread = 0
         self.recurring = 0  # sequences in which a token recurs
-        self.first, self.first_without = FirstPlace(), FirstPlace()
+        self.own = StepSums()  # these sequences, the sum of their shares at lag 0, and of squares
+        self.moved, self.strange = Places(), Places()
+        self.moved_by: Counter[int] = Counter()
+        self.first, self.first_without, self.first_odd = FirstPlace(), FirstPlace(), FirstPlace()
 
     def add(self, rollouts: Rollouts) -> None:
         some_S = np.zeros(len(rollouts), dtype=bool)
@@ -62,6 +65,7 @@ class RoutesCheck(Sums):
             route_NK = route_NLK[np.arange(len(first_N)), first_N]
             told_N = known_N & ~invalid_N & ~told_before(rollouts)
             self._compare(rollouts, _sums(rollouts, route_NK, told_N))
+            self._each(rollouts, route_NK, told_N)
             some_S = some(rollouts, known_N)
         self.sequences += len(rollouts)
         self.without += int((~some_S).sum())
@@ -73,7 +77,16 @@ class RoutesCheck(Sums):
         there_SL, here_SL, _ = np.moveaxis(share(sums_SL32[..., 1], sums_SL32[..., 0]), -1, 0)
         self.sums.add(rollouts.step, sums_SL32.sum(axis=0))
         self.shifted = self.shifted + [signs(*of) for of in zip(there_SL.T, here_SL.T, strict=True)]
-        self.recurring += int(np.isfinite(there_SL - here_SL).all(axis=1).sum())
+        own_S = here_SL[np.isfinite(there_SL - here_SL).all(axis=1)].mean(axis=1)
+        self.recurring += len(own_S)
+        self.own.add(rollouts.step, np.array([len(own_S), own_S.sum(), own_S @ own_S]))
+
+    def _each(self, rollouts: Rollouts, route_NK: Array, told_N: Array) -> None:
+        judged_S, lag_S, strange_S = odd_ones(rollouts, route_NK, told_N)
+        self.moved.add(rollouts, judged_S, lag_S != 0)
+        self.strange.add(rollouts, judged_S, strange_S)
+        self.moved_by.update(lag_S[lag_S != 0].tolist())
+        self.first_odd.add_sequence(rollouts, (lag_S != 0) | strange_S)
 
     def finding(self) -> Finding:
         if not self.known:
@@ -132,13 +145,40 @@ class RoutesCheck(Sums):
         if sure_L.any():
             text = f"the recorded experts are shifted: row t is that of token t{lag:+d} ({common})"
             return Finding("routes", "unsound", text, numbers)
+        for places, what in (
+            (self.moved, "the recorded experts are shifted"),
+            (self.strange, "the recorded experts are not those of the tokens"),
+        ):
+            if not places.affected:
+                continue
+            if places is self.moved:
+                what += f" (row t is that of token t{self.moved_by.most_common(1)[0][0]:+d})"
+            odd = places.affected, places.all, _ODD_SHARE
+            state = "unsound" if places.affected > max(1, _ODD_SHARE * places.all) else "warning"
+            text = f"{what} {places.text}, and fit in others"
+            return Finding("routes", state, text, numbers, self.first_odd.place, odd)
         if fits <= ERROR:
             return Finding("routes", "ok", f"recorded experts fit their tokens ({common})", numbers)
+        if (most := self._most(by_chance)) < _TELLING / 2:
+            text = (
+                "the recorded experts are not those of the tokens: in "
+                f"{self.recurring:,} sequences, tokens that recur share at most {_percent(most)} "
+                "of them beyond chance, and a router's choice follows the token that it is fed"
+            )
+            return Finding("routes", "unsound", text, numbers)
         text = (
             "nothing shows that the recorded experts are of these tokens: those that recur share "
             f"no more of them than their neighbours do in most of {self.recurring:,} sequences"
         )
         return Finding("routes", "warning", text, numbers)
+
+    def _most(self, by_chance: float) -> float:
+        """Most of the share beyond chance that tokens which recur may have of their experts."""
+        n, total, squares = self.own.total(np.zeros(3))
+        if n < _SEQUENCES:
+            return 1.0
+        error = math.sqrt(max(squares / n - (total / n) ** 2, 0.0) / n)
+        return max(0.0, (total / n + _CLEARLY * error - by_chance) / (1 - by_chance))
 
 
 def _percent(share: float) -> str:
@@ -224,6 +264,114 @@ def _common(class_R: Array, sequence_R: Array, route_RK: Array, size: int) -> Ar
     pairs_S = np.bincount(of_C, n_C * (n_C - 1), minlength=size)
     shared_S = np.bincount(of_C[key_P // experts], c_P * (c_P - 1), minlength=size)
     return np.stack([pairs_S, shared_S / picked], axis=1)
+
+
+# Sequences whose record is not theirs, among others.
+#
+# The experts that a token id has in one half of the sequences predict those of the other half.  In
+# a sequence whose record is shifted, its rows fit the neighbours' tokens; a record of another
+# answer, or one that was filled in, fits neither.
+
+
+_IDS = 4096  # most frequent fed tokens
+_KNOWN_ROWS = 3  # fewest rows of a token in the other half
+_ROWS = 16  # fewest rows of a part of a sequence
+_SEQUENCES = 50  # fewest that say that no token tells its experts
+_CLEARLY = 5.0  # standard errors
+_TELLING = 0.1  # least share beyond chance that tokens predict
+
+
+def odd_ones(rollouts: Rollouts, route_NK: Array, told_N: Array) -> tuple[Array, Array, Array]:
+    """Of each sequence: whether it was judged, the lag at which it fits, whether it fits nowhere.
+
+    The prompt and the answer are judged apart; a lag of 0 means that it is not shifted.
+    """
+    size = len(rollouts)
+    none = np.zeros(size, bool), np.zeros(size, np.int64), np.zeros(size, bool)
+    at_R = np.flatnonzero(told_N)
+    at_R = at_R[rollouts.start_S[rollouts.sequence_N[at_R]] < at_R]  # no token is fed for the first
+    if size < 2 or not len(at_R):
+        return none
+    excess_LR = _predicted(rollouts, route_NK, at_R)
+    of_R = rollouts.sequence_N[at_R]
+    answer_R = at_R - rollouts.start_S[of_R] >= rollouts.prompt_tokens_S[of_R]
+    parts = [_means(excess_LR, of_R, part_R, size) for part_R in (answer_R, ~answer_R)]
+    usual = max((_usual(mean_LS[0], n_S) for mean_LS, _, _, n_S in parts), default=0.0)
+    judged_S, lag_S, strange_S = none
+    if usual < _TELLING:
+        return none
+    for mean_LS, error_S, apart_LS, n_S in parts:
+        enough_S = n_S >= _ROWS
+        judged_S |= enough_S
+        best_S = apart_LS.argmax(axis=0)
+        at_S = np.arange(size)
+        moved_S = enough_S & (apart_LS[best_S, at_S] > _CLEARLY)
+        moved_S &= mean_LS[1 + best_S, at_S] > usual / 2
+        lag_S[moved_S] = np.array(OTHERS)[best_S[moved_S]]
+        strange_S |= enough_S & ~moved_S & (mean_LS[0] + _CLEARLY * error_S < usual / 2)
+    return judged_S, lag_S, strange_S & (lag_S == 0)
+
+
+def _predicted(rollouts: Rollouts, route_NK: Array, at_R: Array) -> Array:
+    """How much likelier a row's experts are given a token of its sequence, [1 + lags, R].
+
+    The token that was fed for it, then its neighbours; NaN where there is none, or it is rare.
+    """
+    ids, of_N, n_I = np.unique(rollouts.token_N, return_inverse=True, return_counts=True)
+    common = np.full(len(ids), -1)
+    most = np.argsort(-n_I, kind="stable")[:_IDS]
+    common[most] = np.arange(len(most))
+    id_N = common[of_N.reshape(-1)]
+    route_RK, half_R = route_NK[at_R].astype(np.int64), rollouts.sequence_N[at_R] % 2
+    experts, shown = int(route_RK.max()) + 1, len(most)
+    fed_R = id_N[at_R - 1]
+    kept_R = fed_R >= 0
+    n_HI, chosen_HIE = np.zeros((2, shown)), np.zeros((2, shown * experts))
+    for half in (0, 1):
+        own_R = kept_R & (half_R == half)
+        n_HI[half] = np.bincount(fed_R[own_R], minlength=shown)
+        key_P = (fed_R[own_R, None] * experts + route_RK[own_R]).reshape(-1)
+        chosen_HIE[half] = np.bincount(key_P, minlength=shown * experts)
+    usual_E = np.bincount(route_RK.reshape(-1), minlength=experts) / len(route_RK)
+    excess_LR = np.full((1 + len(OTHERS), len(at_R)), np.nan)
+    for at, lag in enumerate((0, *OTHERS)):
+        there_R = at_R - 1 + lag
+        inside_R = (there_R >= 0) & (there_R < len(id_N))
+        there_R = np.where(inside_R, there_R, 0)
+        inside_R &= rollouts.sequence_N[there_R] == rollouts.sequence_N[at_R]
+        id_R = id_N[there_R]
+        n_R = n_HI[1 - half_R, id_R]
+        inside_R &= (id_R >= 0) & (n_R >= _KNOWN_ROWS)
+        key_RK = id_R[inside_R, None] * experts + route_RK[inside_R]
+        share_RK = chosen_HIE[1 - half_R[inside_R, None], key_RK] / n_R[inside_R, None]
+        excess_LR[at, inside_R] = (share_RK - usual_E[route_RK[inside_R]]).mean(axis=1)
+    return excess_LR
+
+
+def _means(
+    excess_LR: Array, of_R: Array, part_R: Array, size: int
+) -> tuple[Array, Array, Array, Array]:
+    """Of each sequence: the means [1 + lags, S], the error of the first, by how many standard
+    errors each lag is above lag 0, and the number of rows."""
+    known_R = np.isfinite(excess_LR).all(axis=0) & part_R
+    of_R, excess_LR = of_R[known_R], excess_LR[:, known_R]
+    n_S = np.bincount(of_R, minlength=size)
+
+    def mean(x_R: Array) -> tuple[Array, Array]:
+        with np.errstate(invalid="ignore", divide="ignore"):
+            mean_S = np.bincount(of_R, x_R, minlength=size) / n_S
+            square_S = np.bincount(of_R, x_R**2, minlength=size) / n_S
+            return mean_S, np.sqrt(np.maximum(square_S - mean_S**2, 1e-12) / n_S)
+
+    mean_LS = np.stack([mean(x_R)[0] for x_R in excess_LR])
+    apart = [mean(x_R - excess_LR[0]) for x_R in excess_LR[1:]]
+    apart_LS = np.nan_to_num(np.stack([m / e for m, e in apart]), nan=0.0)
+    return mean_LS, mean(excess_LR[0])[1], apart_LS, n_S
+
+
+def _usual(mean_S: Array, n_S: Array) -> float:
+    enough_S = n_S >= _ROWS
+    return float(np.median(mean_S[enough_S])) if enough_S.any() else 0.0
 
 
 # Whether one of two shares is the larger one in most sequences, with an error probability.

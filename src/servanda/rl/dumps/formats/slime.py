@@ -29,7 +29,7 @@ from servanda.rl.dumps.formats.json_arrays import Unusable, require
 from servanda.rl.dumps.formats.padding import plain
 from servanda.rl.dumps.formats.route_rows import routes_of
 from servanda.rl.dumps.storage import Place, local, seekable
-from servanda.traces.rollouts import ROUTE, ROUTES_UNREAD, Array
+from servanda.traces.rollouts import ROUTE, ROUTES_UNREAD, VERSIONS, Array
 
 _HEAD = 1 << 16  # bytes of a file's index that are read at once
 
@@ -309,6 +309,7 @@ def _row(sample: Mapping[str, Any], newest: int) -> base.RolloutRow:
     if versions:  # of a response that several weights sampled, the first and the last
         ends = dict.fromkeys((min(versions), max(versions)))
         labels["weight_version"] = "-".join(map(str, ends))
+        numbers[VERSIONS] = float(len({*versions}))
     return base.RolloutRow(
         token=token,
         mask=mask,
