@@ -183,9 +183,9 @@ class CorrectionForecast:
         bias: upper bound of the bias of the token-level surrogate.
         response_bias: upper bound of the bias of the gradient of the expected reward.
         noise: standard deviation of one token's contribution: root of the mean of psi^2.
-        error: root of bias^2 + noise^2 / tokens of an update.
+        error: root of bias^2 + noise^2 / tokens of an update, a bound.
         masked: share of the tokens with weight 0.
-        best: share of resamples in which its error is the smallest.
+        best: share of resamples in which its bound is the smallest.
     """
 
     name: str
@@ -225,7 +225,7 @@ class Advice:
         switch: what to change if the cause is right; "" if unknown.
         before: mean total variation of all tokens.
         update_tokens: tokens of one update, for the error of a correction.
-        corrections: smallest error first; empty without tokens.
+        corrections: smallest bound first; empty without tokens.
     """
 
     name: str

@@ -39,9 +39,9 @@ def _affected(verdict: Verdict) -> str:
 
 
 _HEAD = 15  # width
-_SURE = 0.95  # share of resamples in which a correction has the smallest error
+_SURE = 0.95  # share of resamples in which a correction has the smallest bound
 _POSSIBLE = 0.05
-_WORTH = 1.05  # a correction that lowers the error by less is not worth its noise
+_WORTH = 1.05  # a correction that lowers the bound by less is not named
 
 
 class AdviceRow(NamedTuple):
@@ -96,7 +96,10 @@ def slice_numbers(part: SliceAdvice) -> str:
 
 
 def correction_lines(advice: Advice) -> Iterator[str]:
-    """The correction with the smallest predicted error, or several that may have it."""
+    """The correction with the smallest bound of its error, or several that may have it.
+
+    None is recommended: a bound ranks bounds, and the error is usually far below it.
+    """
     if not advice.corrections:
         return
     first, *others = advice.corrections
@@ -105,7 +108,7 @@ def correction_lines(advice: Advice) -> Iterator[str]:
     if none is first or none in rivals or none.error.value <= _WORTH * first.error.value:
         best = next(c for c in advice.corrections if c is not none)
         yield (
-            f"none is shown to be needed: predicted error {estimated(none.error)} without one, "
+            f"none lowers the bound of the error by 5 %: {estimated(none.error)} without one, "
             f"{estimated(best.error)} with {best.text}"
         )
     else:
@@ -113,18 +116,23 @@ def correction_lines(advice: Advice) -> Iterator[str]:
         masked = first.masked.value
         masks = f"masks {percent(masked)} of the tokens" if masked else "masks no token"
         yield (
-            f"{names}: predicted error {estimated(first.error)}, without a correction "
+            f"smallest bound of the error: {names}, {estimated(first.error)}; without a correction "
             f"{estimated(none.error)}; it {masks}"
         )
+        yield (
+            "a bound, which the advantages may leave far from reached: these tokens do not tell "
+            "whether a correction lowers the error itself, and it adds noise to each token "
+            f"({number(first.noise.value)} times)"
+        )
     yield (
-        f"error: bound of the bias, and noise of an update of {_updates(advice)}, in units of "
+        f"error: bias, and noise of an update of {_updates(advice)}, in units of "
         "advantage × score norm"
     )
     whole = min(advice.corrections, key=lambda c: c.response_bias.value)
     if whole is not first and whole.response_bias.value < first.response_bias.value:
         yield (
-            f"gradient of whole responses: {whole.text}, bias at most "
-            f"{estimated(whole.response_bias)}; with {first.text} {estimated(first.response_bias)}"
+            f"gradient of whole responses: bias at most {estimated(whole.response_bias)} with "
+            f"{whole.text}; {estimated(first.response_bias)} with {first.text}"
         )
 
 
@@ -144,15 +152,15 @@ def estimated(of: Estimate) -> str:
 
 
 def corrections_table(advice: Advice) -> tuple[str, list[str], list[list[str]]]:
-    """(title, heads, rows): what each correction leaves, smallest error first."""
+    """(title, heads, rows): what each correction leaves at most, smallest bound first."""
     heads = [
         "correction",
-        "error",
+        "bound of the error",
         "bias, token by token",
         "bias, whole responses",
         "noise of a token",
         "tokens masked",
-        "smallest error in",
+        "smallest bound in",
     ]
     rows = [
         [
@@ -166,5 +174,5 @@ def corrections_table(advice: Advice) -> tuple[str, list[str], list[list[str]]]:
         ]
         for one in advice.corrections
     ]
-    title = f"What each correction leaves, predicted for an update of {_updates(advice)}"
+    title = f"What each correction leaves at most, for an update of {_updates(advice)}"
     return title, heads, rows

@@ -98,7 +98,7 @@ class _Resamples:
 def _forecasts(
     table: TokenTable, resamples: _Resamples, update_tokens: int
 ) -> tuple[CorrectionForecast, ...]:
-    """What each correction leaves, smallest error first."""
+    """What each correction leaves at most, smallest bound first."""
     columns = {
         name: _columns(correction, table, resamples) for name, correction in CORRECTIONS.items()
     }

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -609,6 +610,7 @@ def round_between(low: int, high: int) -> int:
 _TIMES = 3.0  # the gap of similar tokens of other sequences, that those sequences exceed
 _MOST_OF_IT = 0.5
 _EXCEPTION = 0.4  # share of the tokens: the rest would be the exception
+_MARGIN = 0.5  # standard deviations above the largest of a population
 
 
 @dataclass(frozen=True)
@@ -652,7 +654,7 @@ def find_sequences(
     if log_e < log_price(alpha):
         return None
     own_Q = np.bincount(table.sequence_K, minlength=size) > 0
-    odd_Q = own_Q & (log_e_Q > log_price(alpha))
+    odd_Q = own_Q & (log_e_Q > log_price(alpha)) & _apart(table, base_K, own_Q)
     over_Q = np.bincount(table.sequence_K, table.gap_K - base_K, minlength=size)
     in_odd_K = odd_Q[table.sequence_K]
     share = float(over_Q[odd_Q].sum() / max(over_Q.sum(), 1e-300))
@@ -666,6 +668,23 @@ def find_sequences(
         tuple(table.source_Q[q] for q in order[:3] if q < len(table.source_Q)),
         tuple(order),
     )
+
+
+def _apart(table: TokenTable, base_K: Array, own_Q: Array) -> Array:
+    """Whether a sequence is further off than the spread of the others gives, [Q].
+
+    Sequences differ by a factor in every population: its spread is that of the lower half, and of
+    n lognormal ones the largest is some sqrt(2 log n) standard deviations above the middle.
+    """
+    gap_Q, expected_Q = (
+        np.bincount(table.sequence_K, of_K, minlength=len(own_Q))
+        for of_K in (table.gap_K, base_K)
+    )
+    with np.errstate(divide="ignore", invalid="ignore"):
+        rate_Q = np.log(gap_Q / expected_Q)
+    low, middle = np.nanquantile(rate_Q[own_Q], [NormalDist().cdf(-1), 0.5])
+    reach = math.sqrt(2 * math.log(max(int(own_Q.sum()), 2))) + _MARGIN
+    return rate_Q > middle + reach * (middle - low)
 
 
 def _ordinary(table: TokenTable, chosen_K: Array) -> Array:

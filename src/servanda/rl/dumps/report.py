@@ -122,8 +122,10 @@ def _clauses(answer: DumpVerdict) -> Iterator[str]:
             continue
         yield _row(cell, format.clause(cell), answer)
         if format.is_gradient(cell) and cell.value is not None:
-            share = percent(min(2 * cell.value, 1.0))
-            yield f"      without a correction, up to {share} of the gradient may be wrong (2 x tv)"
+            yield (
+                f"      without a correction, the bias of a policy gradient is at most "
+                f"{number(2 * cell.value)} x the largest |advantage| x the largest score norm (2 x tv)"
+            )
         own = [c for c in cells if c.clause == cell.clause and c.place != WHOLE]
         red = sorted((c for c in own if c.outcome == "violated"), key=excess, reverse=True)
         for part in red[:_WORST]:

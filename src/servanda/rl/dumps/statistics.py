@@ -183,11 +183,11 @@ def response_statistic(cell: Cell, block: Rollouts, tokens: ScoredTokens) -> Any
 
 KEPT = 12
 _BETS = np.array([3.0, 30.0])  # of the e-value: for many small and for few large deviations
-_LIMIT = 0.025  # default as in the presets (5 % of the gradient)
+_LIMIT = 0.025  # default as in the presets
 
 
 def tv_limit(contract: Contract) -> float:
-    """The limit on the mean of (1 - w)^+; twice this is the share of the gradient."""
+    """The limit on the mean of (1 - w)^+; twice this bounds the bias of the gradient."""
     limits = [
         float(clause.at_most)
         for clause in contract.statistical

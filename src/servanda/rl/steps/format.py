@@ -14,7 +14,7 @@ _CLIP_NATS = 0.182
 
 
 def is_gradient(cell: CellVerdict) -> bool:
-    """Whether a cell is the mean TV; up to twice its value of the gradient may be wrong."""
+    """Whether a cell is the mean TV; twice its value bounds the bias of the gradient."""
     return cell.metric == "tv" and cell.threshold is None
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from servanda.rl.dumps.checks import (  # noqa: F401 - importing a module registers its check
     columns,
     copies,
+    drawn,
     loss,
     pairs,
     routes,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -234,6 +235,7 @@ SYSTEMATIC = 0.02  # at one place: share of distinguishable tokens, of which the
 NEAR_NATS = -0.2  # on the other side: at one place even a likely token counts
 TIMES = 10  # smallest ratio to the rate elsewhere
 _SIDES = ("sampler", "trainer")
+_KINDS = (*_SIDES, "both")
 
 
 def _in_runs(rollouts: Rollouts, zero_K: Array) -> int:
@@ -249,10 +251,13 @@ def _in_runs(rollouts: Rollouts, zero_K: Array) -> int:
 
 @dataclass
 class _Place(Sums):
-    """Tokens at one place of a turn with an uncertain other side, and those written as 0."""
+    """Tokens at one place of a turn with an uncertain other side, and those written as 0.
 
-    unsure: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_SIDES, 0))
-    zero: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_SIDES, 0))
+    Of "both": those whose logprobs are equal in every bit.
+    """
+
+    unsure: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_KINDS, 0))
+    zero: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_KINDS, 0))
 
 
 @check("zeros")
@@ -290,6 +295,12 @@ class Zeros(Sums):
             if len(at):
                 self.at_ends.add_token(rollouts, int(at.min()))
             filled[side] = zero_K & (other_K < FAR_NATS)
+        unsure_K = rollouts.infer_K < NEAR_NATS
+        equal_K = unsure_K & (rollouts.infer_K == rollouts.train_K)
+        for name, n in _counted(unsure_K, places).items():
+            self.places[name].unsure["both"] += n
+        for name, n in _counted(equal_K, places).items():
+            self.places[name].zero["both"] += n
         self.train += int(np.count_nonzero(filled["trainer"]))
         self.infer += int(np.count_nonzero(filled["sampler"]))
         self.in_runs += _in_runs(rollouts, filled["sampler"])
@@ -312,8 +323,8 @@ class Zeros(Sums):
         self.runs += len(last_T)
 
     def systematic(self) -> tuple[str, str] | None:
-        """(place, side) with zeros far more often than elsewhere."""
-        for side in _SIDES:
+        """(place, side) with zeros, or of "both" equal values, far more often than elsewhere."""
+        for side in _KINDS:
             rest = self.places["rest"]
             # very short responses have no tokens elsewhere
             usual = (rest.zero[side] + 1) / (rest.unsure[side] + 1) if rest.unsure[side] else 0.0
@@ -328,7 +339,8 @@ class Zeros(Sums):
         filled = self.train + self.infer
         numbers = {"tokens": filled, "train": self.train, "infer": self.infer}
         if (place := self.systematic()) is not None:
-            return Finding("zeros", "unsound", self._text(*place), numbers, self.at_ends.place)
+            first = self.at_ends.place if place[1] != "both" else ""
+            return Finding("zeros", "unsound", self._text(*place), numbers, first)
         odd = filled, self.tokens, _FILLED
         if not filled:
             return Finding(
@@ -357,6 +369,12 @@ class Zeros(Sums):
         elif turns > zero:
             what, zero = "last trained token of turns", turns
             total = sum(self.places[n].unsure[side] for n in ("end", "turn"))
+        if side == "both":
+            return (
+                f"the logprobs of both sides are equal in every bit at the {what}, {zero:,} of "
+                f"{total:,} times, and hardly ever elsewhere: one was copied there, for a token "
+                "that the sampler did not draw"
+            )
         text = f"the {side} has a logprob of exactly 0 at the {what}, {zero:,} of {total:,} times"
         if name != "start" and self.late > self.runs / 2:
             return f"{text}: the loss mask is off by one, it begins and ends one token late"
@@ -387,7 +405,7 @@ def _drawn(rollouts: Rollouts, at_T: Array) -> Array:
 #
 # A certain token has a logprob near 0, on both sides, and more tokens are nearly certain than
 # exactly so.  Zeros without such neighbours were filled in: padding, or text that nobody sampled.
-# Other values of one side are a bound or a placeholder.  Coarse formats repeat values by
+# Other values of one side are a bound or a placeholder.  Columns with few values repeat them by
 # themselves, so those are not examined.
 
 
@@ -396,7 +414,11 @@ _NATURAL = 0.1  # least ratio of nearly certain tokens to exactly certain ones
 _PILE = 0.005  # share of tokens with one value of a side
 _SAME, _FILLED_BOTH = 0.01, 0.1  # share of tokens with one value of both: a warning, unsound
 _SAMPLE = 4096  # tokens of a chunk
+_LEAST_SAMPLE = 200
 _PROMPTS_OF_PILE = 3
+_DISTINCT = 0.25  # least ratio of values to tokens
+_BINS = 1 << 17  # of ids
+_MOSTLY = 0.5  # share of the zeros that such ids have
 
 
 @check("piles")
@@ -409,6 +431,9 @@ class Piles(Sums):
         self.values: dict[str, Counter[float]] = {s: Counter() for s in (*_SIDES, "both")}
         self.grids = {side: Grid() for side in _SIDES}
         self.coarse = 0
+        self.zeros_of: Counter[int] = Counter()  # id -> tokens that are 0 on both sides
+        self.other = np.zeros(_BINS, bool)  # ids with another value
+        self.repeats = dict.fromkeys(_KINDS[::-1], 0)  # tokens with the value of the one before
         self.first = FirstPlace()
 
     def add(self, rollouts: Rollouts) -> None:
@@ -421,14 +446,13 @@ class Piles(Sums):
         last_S = np.cumsum(rollouts.trained_S)[rollouts.trained_S > 1] - 1
         self.sequences += int((rollouts.trained_S > 0).sum())
         self.ended += int((zero_K[last_S] & zero_K[last_S - 1]).sum())
+        self._by_id(rollouts, zero_K)
+        self._by_run(rollouts)
         self.first.add(rollouts, zero_K)
         at_M = np.arange(0, len(zero_K), max(1, -(-len(zero_K) // _SAMPLE)))
         self.sampled += len(at_M)
         infer_M, train_M = infer_K[at_M], train_K[at_M]
-        self.coarse += any(
-            (formats := exact_in(side_M)) and CAPTURES[formats[0]] < CAPTURES["float32"]
-            for side_M in (infer_M, train_M)
-        )
+        self.coarse += any(map(_coarse, (infer_M, train_M)))
         for side, grid in self.grids.items():
             grid.add(infer_M if side == "sampler" else train_M)
         names = {name: i for i, name in enumerate(dict.fromkeys(rollouts.group_S))}
@@ -438,8 +462,35 @@ class Piles(Sums):
         for side, value_M in zip(self.values, (infer_M, train_M, both_M), strict=True):
             self.values[side] += _piled(value_M, group_M)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "other": np.packbits(self.other)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update({**state, "other": np.unpackbits(state["other"]).astype(bool)})
+
+    def _by_id(self, rollouts: Rollouts, zero_K: Array) -> None:
+        id_K = rollouts.token_N[rollouts.trained_K].astype(np.int64) & (_BINS - 1)
+        self.other[id_K[~zero_K]] = True
+        self.zeros_of.update(id_K[zero_K].tolist())
+
+    def _by_run(self, rollouts: Rollouts) -> None:
+        at_K, same_K = rollouts.trained_K, {}
+        next_K = np.diff(at_K) == 1
+        next_K &= np.diff(rollouts.sequence_of(at_K)) == 0
+        for side, logp_K in zip(_SIDES, (rollouts.infer_K, rollouts.train_K), strict=True):
+            same_K[side] = next_K & (np.diff(logp_K) == 0) & (logp_K[1:] < -_CERTAIN_NATS)
+        same_K["both"] = same_K["sampler"] & same_K["trainer"]
+        for side, flag_K in same_K.items():
+            self.repeats[side] += int(np.count_nonzero(flag_K))
+
+    def _of_ids(self) -> tuple[int, int]:
+        """Ids that are 0 on both sides wherever they occur, and their tokens."""
+        always = [n for i, n in self.zeros_of.items() if n >= LEAST and not self.other[i]]
+        return len(always), sum(always)
+
     def finding(self) -> Finding:
         zero = share(self.zero, self.tokens)
+        ids, of_ids = self._of_ids()
         numbers = {"zero": self.zero, "near": self.near, "ended": self.ended}
         if zero > _SAME and self.near < _NATURAL * self.zero:
             text = (
@@ -452,8 +503,28 @@ class Piles(Sums):
             filled = zero > _FILLED_BOTH or self.ended > self.sequences / 2
             state = "unsound" if filled else "warning"
             return Finding("piles", state, text, numbers, self.first.place)
-        if self.coarse or any(grid.step for grid in self.grids.values()):
+        if ids >= LEAST and of_ids > _SAME * self.tokens and of_ids > _MOSTLY * self.zero:
+            text = (
+                f"{of_ids:,} of {count(self.tokens, 'trained token')} are of {ids:,} ids that have "
+                "a logprob of exactly 0 on both sides wherever they occur: their values were "
+                "filled in (a part of the vocabulary that one device holds?)"
+            )
+            return Finding("piles", "unsound", text, numbers, self.first.place)
+        if (
+            self.coarse
+            or self.sampled < _LEAST_SAMPLE
+            or any(grid.step for grid in self.grids.values())
+        ):
             return Finding("piles", "ok", "", numbers)
+        for side, n in self.repeats.items():
+            if n > _PILE * self.tokens:
+                whose = "both sides'" if side == "both" else f"the {side}'s"
+                text = (
+                    f"{n:,} of {self.tokens:,} of {whose} logprobs repeat that of the token before, "
+                    "to the last digit: the column was filled up"
+                )
+                state = "unsound" if n > _SAME * self.tokens else "warning"
+                return Finding("piles", state, text, {**numbers, "repeats": n})
         for side, least in (("both", _SAME), *((side, _PILE) for side in _SIDES)):
             for value, n in self.values[side].most_common(1):
                 if (often := share(n, self.sampled)) <= least:
@@ -466,6 +537,17 @@ class Piles(Sums):
                 state = "unsound" if side == "both" and often > _FILLED_BOTH else "warning"
                 return Finding("piles", state, text, {**numbers, "share": often})
         return Finding("piles", "ok", "", numbers)
+
+
+def _coarse(logp_M: Array) -> bool:
+    """Whether a column has few values by itself: a small format, or a law with few outcomes."""
+    formats = exact_in(logp_M)
+    if formats and CAPTURES[formats[0]] < CAPTURES["float32"]:
+        return True
+    unsure_M = logp_M[logp_M < -_CERTAIN_NATS]
+    _, n_V = np.unique(unsure_M, return_counts=True)
+    others = len(unsure_M) - int(n_V.max(initial=0))  # without the most frequent one
+    return len(n_V) < _DISTINCT * others
 
 
 def _piled(value_M: Array, group_M: Array) -> Counter[float]:

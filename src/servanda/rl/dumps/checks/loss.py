@@ -15,7 +15,9 @@ from servanda.traces.rollouts import LOSS_MASK, LOSS_WEIGHT, VERSIONS, Array, Ro
 VERSION = "weight_version"  # of Rollouts.per_token
 # verl's check_rollout_correction_health alarms beyond these: mean weight, effective sample size
 MEAN, EFFECTIVE = (0.5, 2.0), 0.3
+FALLS = 0.01  # share of the responses whose versions fall
 GROWN = 1.5  # ratio of the last third of the steps to the first
+LEAST_STEPS = 6
 APART, TOKENS = 2.0, 200  # ratio of the mean |log ratio| of mixed responses; fewest tokens
 
 
@@ -75,6 +77,7 @@ class Lag(Sums):
     def __init__(self) -> None:
         self.steps: list[tuple[int, LagSplit]] = []
         self.versions: list[tuple[int, float, float]] = []  # of each chunk: step, least, largest
+        self.oldest: list[float] = []  # of each chunk: the largest staleness
         self.gap: list[tuple[int, float, int]] = []  # of each chunk: step, sum of |d|, tokens
 
     def add(self, rollouts: Rollouts) -> None:
@@ -87,6 +90,7 @@ class Lag(Sums):
             version, ratio = version_N[trained][known], np.abs(rollouts.ratio_K[known])
             ends = float(version.min()), float(version.max())
             self.versions.append((rollouts.step, *ends))
+            self.oldest.append(float(np.nanmax(lag_N[trained][known])))
             self.gap.append((rollouts.step, float(ratio.sum()), len(ratio)))
         names = {name: i for i, name in enumerate(dict.fromkeys(rollouts.group_S))}
         group_S = np.array([names[name] for name in rollouts.group_S])
@@ -107,24 +111,35 @@ class Lag(Sums):
             "the engine's weights never changed, or the version is not counted, so the age of the "
             "weights is unknown"
         )
+        if grown := self._grown():
+            text += (
+                f"; the mean |log ratio| grows all the same, {grown}: if the trainer was updated, "
+                "no sync reached the engine, and if it was not (a learning rate of 0), look at the "
+                "engine's caches and at the lengths"
+            )
+        return Finding("lag", "warning", text, {"constant": low})
+
+    def _grown(self) -> str:
+        """From which mean |log ratio| to which it grows over the steps; "" if it does not."""
         mean_S = [
             sum(total for s, total, _ in self.gap if s == step)
             / sum(n for s, _, n in self.gap if s == step)
-            for step in sorted({*steps})
+            for step in sorted({s for s, _, _ in self.gap})
         ]
         third = max(1, len(mean_S) // 3)
         first, last = float(np.mean(mean_S[:third])), float(np.mean(mean_S[-third:]))
-        if last > GROWN * first:
-            text += (
-                f"; the mean |log ratio| grows all the same, from {first:.2g} to {last:.2g} nats: "
-                "if the trainer was updated, no sync reached the engine, and if it was not (a "
-                "learning rate of 0), look at the engine's caches and at the lengths"
-            )
-        return Finding("lag", "warning", text, {"constant": low})
+        grown = len(mean_S) >= LEAST_STEPS and last > GROWN * first
+        return f"from {first:.2g} to {last:.2g} nats" if grown else ""
 
     def finding(self) -> Finding:
         if constant := self._constant():
             return constant
+        if self.oldest and max(self.oldest) == 0 and (grown := self._grown()):
+            text = (
+                "every token is said to be of the newest weights, and the mean |log ratio| grows "
+                f"{grown}: does the version tell what the engine has?"
+            )
+            return Finding("lag", "warning", text)
         line = sum((split for _, split in self.steps), LagSplit()).line
         if line is None:
             return Finding("lag", "ok", "")
@@ -139,9 +154,20 @@ class Versions(Sums):
     def __init__(self) -> None:
         self.sums = StepSums()  # [2, 3]: responses, trained tokens and sum of |d|; mixed ones last
         self.largest: list[int] = []
-        self.first = FirstPlace()
+        self.known = self.falls = 0  # sequences with versions of their tokens, and with older later
+        self.first, self.first_fall = FirstPlace(), FirstPlace()
 
     def add(self, rollouts: Rollouts) -> None:
+        if (version_N := rollouts.per_token.get(VERSION)) is not None:
+            version_K, of_K = (
+                version_N[rollouts.trained_K],
+                rollouts.sequence_of(rollouts.trained_K),
+            )
+            fall_K = (np.diff(version_K) < 0) & (np.diff(of_K) == 0)
+            fall_S = np.bincount(of_K[1:][fall_K], minlength=len(rollouts)) > 0
+            self.known += int((rollouts.trained_S > 0).sum())
+            self.falls += int(fall_S.sum())
+            self.first_fall.add_sequence(rollouts, fall_S)
         many_S = _versions(rollouts)
         if many_S is None:
             return
@@ -154,6 +180,13 @@ class Versions(Sums):
         self.first.add_sequence(rollouts, mixed_S)
 
     def finding(self) -> Finding:
+        if self.falls > max(1, FALLS * self.known):
+            text = (
+                f"in {self.falls:,} of {self.known:,} responses later tokens are of older weights "
+                "than earlier ones, which no engine does: the versions are not those of the tokens"
+            )
+            odd = self.falls, self.known, FALLS
+            return Finding("versions", "unsound", text, {}, self.first_fall.place, odd)
         (one, n, gap), (mixed, mixed_n, mixed_gap) = self.sums.total(np.zeros((2, 3)))
         if not mixed:
             return Finding("versions", "ok", "")

@@ -32,6 +32,7 @@ from servanda.traces.rollouts import (
 
 OTHERS = tuple(lag for lag in LAGS if lag)
 _INVALID_SHARE = _ODD_SHARE = 0.01
+_RUN = 8  # equal rows, one after the other
 
 
 @check("routes", needs="routes")
@@ -43,6 +44,8 @@ class RoutesCheck(Sums):
         # sequences whose pairs at the lag share more than those at lag 0, and fewer
         self.shifted = np.zeros((len(OTHERS), 2), np.int64)
         self.known = self.invalid = self.sequences = self.without = self.unread = 0
+        self.copied = 0  # rows that are those of other tokens
+        self.copies, self.first_copied = Places(), FirstPlace()
         self.recurring = 0  # sequences in which a token recurs
         self.own = StepSums()  # these sequences, the sum of their shares at lag 0, and of squares
         self.moved, self.strange = Places(), Places()
@@ -64,6 +67,10 @@ class RoutesCheck(Sums):
             first_N = routed_SL.argmax(axis=1)[rollouts.sequence_N]
             route_NK = route_NLK[np.arange(len(first_N)), first_N]
             told_N = known_N & ~invalid_N & ~told_before(rollouts)
+            copied_N = _copied(rollouts, route_NLK, known_N & ~invalid_N)
+            self.copied += int(copied_N.sum())
+            self.copies.add(rollouts, some(rollouts, known_N), some(rollouts, copied_N))
+            self.first_copied.add_sequence(rollouts, some(rollouts, copied_N))
             self._compare(rollouts, _sums(rollouts, route_NK, told_N))
             self._each(rollouts, route_NK, told_N)
             some_S = some(rollouts, known_N)
@@ -101,6 +108,14 @@ class RoutesCheck(Sums):
         found = self._lag()
         if found.state == "unsound":
             return found
+        if self.copies.affected > max(1, _ODD_SHARE * self.copies.all):
+            text = (
+                f"the recorded experts of {self.copied:,} of {self.known:,} tokens are those of "
+                f"other tokens before them, in every layer, {self.copies.text}: filled up, counted "
+                "from the beginning again, or of another response"
+            )
+            odd = self.copies.affected, self.copies.all, _ODD_SHARE
+            return Finding("routes", "unsound", text, {}, self.first_copied.place, odd)
         if unread := self._unread():
             return unread
         if self.without:
@@ -212,6 +227,36 @@ def _repeats(route_NLK: Array) -> Array:
     return (sorted_NLK[..., 1:] == sorted_NLK[..., :-1]).any(axis=-1)
 
 
+def _copied(rollouts: Rollouts, route_NLK: Array, known_N: Array) -> Array:
+    """Whether a row is in a run of at least _RUN that are those of other tokens before it, [N].
+
+    Filled up, taken from the text's beginning, or from another sequence.
+    """
+    at_M = np.flatnonzero(known_N)
+    found_N = np.zeros(len(known_N), bool)
+    if len(at_M) < _RUN:
+        return found_N
+    flat_MC = np.sort(route_NLK[at_M], axis=-1).reshape(len(at_M), -1).astype(np.uint64)
+    rng = np.random.default_rng(0)
+    weight_C = rng.integers(1, 1 << 62, flat_MC.shape[1], dtype=np.uint64) * np.uint64(2)
+    hash_M = flat_MC @ (weight_C + np.uint64(1))  # modulo 2^64
+    order_M = np.argsort(hash_M, kind="stable")
+    again_M = hash_M[order_M[1:]] == hash_M[order_M[:-1]]
+    back_N = np.zeros(len(known_N), np.int64)  # to the last row that is equal; 0 if there is none
+    back_N[at_M[order_M[1:][again_M]]] = (at_M[order_M[1:]] - at_M[order_M[:-1]])[again_M]
+    at_R = np.flatnonzero(back_N)
+    goes_on_R = np.diff(at_R, prepend=-2) == 1
+    goes_on_R &= np.diff(back_N[at_R], prepend=0) == 0
+    goes_on_R &= np.diff(rollouts.sequence_N[at_R], prepend=-1) == 0
+    run_R = np.cumsum(~goes_on_R)
+    fed_N = np.roll(rollouts.token_N, 1)
+    other_R = fed_N[at_R] != fed_N[at_R - back_N[at_R]]
+    rows_G = np.bincount(run_R)
+    long_G = (rows_G >= _RUN) & (2 * np.bincount(run_R, other_R) >= rows_G)
+    found_N[at_R[long_G[run_R]]] = True
+    return found_N
+
+
 def _sums(rollouts: Rollouts, route_NK: Array, known_N: Array) -> Array:
     """Pairs of rows of a sequence and the experts that they share over K, [S, lags, 3, 2].
 
@@ -278,6 +323,7 @@ _KNOWN_ROWS = 3  # fewest rows of a token in the other half
 _ROWS = 16  # fewest rows of a part of a sequence
 _SEQUENCES = 50  # fewest that say that no token tells its experts
 _CLEARLY = 5.0  # standard errors
+_LATE = (0.5, 0.7)  # shares of an answer from which its rest is judged, too
 _TELLING = 0.1  # least share beyond chance that tokens predict
 
 
@@ -294,8 +340,10 @@ def odd_ones(rollouts: Rollouts, route_NK: Array, told_N: Array) -> tuple[Array,
         return none
     excess_LR = _predicted(rollouts, route_NK, at_R)
     of_R = rollouts.sequence_N[at_R]
-    answer_R = at_R - rollouts.start_S[of_R] >= rollouts.prompt_tokens_S[of_R]
-    parts = [_means(excess_LR, of_R, part_R, size) for part_R in (answer_R, ~answer_R)]
+    place_R = at_R - rollouts.start_S[of_R] - rollouts.prompt_tokens_S[of_R]
+    length_S = rollouts.length_S - rollouts.prompt_tokens_S
+    late = [place_R >= share * length_S[of_R] for share in _LATE]  # also where it starts within one
+    parts = [_means(excess_LR, of_R, part_R, size) for part_R in (place_R >= 0, *late, place_R < 0)]
     usual = max((_usual(mean_LS[0], n_S) for mean_LS, _, _, n_S in parts), default=0.0)
     judged_S, lag_S, strange_S = none
     if usual < _TELLING:
