@@ -14,13 +14,13 @@ SRC = ROOT / "src" / "servanda"
 # lines of *.py, as `ruff format` writes them; templates, styles, scripts and C are counted apart
 BUDGET = {
     "theory": 6676,
-    "traces": 1744,
+    "traces": 1746,
     "contract": 2712,
-    "judgement": 14702,
+    "judgement": 14746,
     "engines": 14948,
     "report": 4800,
     "runner": 7221,
-    "rl": 23875,
+    "rl": 24870,
     "authoring": 5510,
     "cli": 6575,
     "root": 516,
@@ -30,8 +30,9 @@ BUDGET = {
 ASIDE = {".html": 466, ".css": 173, ".js": 130, ".c": 198}  # suffix -> lines under src
 # tests: with those of the same steps three ways, of prices, of strangers' contracts, of observers
 # that fail, of what help texts state, of the real language model, of a number format's
-# cost, of memory that kernels need, and of rare faults and of causes with the data of unseen cases
-OUTSIDE = {"tests": 107_126, "benchmarks": 16_000}
+# cost, of memory that kernels need, of rare faults and of causes with the data of unseen cases, and
+# of data that lies
+OUTSIDE = {"tests": 108_530, "benchmarks": 16_000}
 LONGEST_FILE, LONGEST_FUNCTION = 900, 60
 # functions that are longer; the list only shrinks
 LONG = {

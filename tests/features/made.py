@@ -85,8 +85,12 @@ class Step:
 
     @property
     def tokens(self):
-        """Ids, [S, PROMPT + R]: two sequences share a prompt, no two pairs do."""
+        """Ids, [S, PROMPT + R]: two sequences share a prompt, no two pairs do.
+
+        The two begin with other tokens, for their laws there are not one.
+        """
         whole = self.wide(self.token, 30)
+        whole[1::2, PROMPT + int(self.at[0])] += 1000
         pair = np.arange(self.size) // 2
         whole[:, :PROMPT] = (
             100 + (pair[:, None] + 1000 * self.number) // 10 ** np.arange(PROMPT) % 10

@@ -677,8 +677,7 @@ def _apart(table: TokenTable, base_K: Array, own_Q: Array) -> Array:
     n lognormal ones the largest is some sqrt(2 log n) standard deviations above the middle.
     """
     gap_Q, expected_Q = (
-        np.bincount(table.sequence_K, of_K, minlength=len(own_Q))
-        for of_K in (table.gap_K, base_K)
+        np.bincount(table.sequence_K, of_K, minlength=len(own_Q)) for of_K in (table.gap_K, base_K)
     )
     with np.errstate(divide="ignore", invalid="ignore"):
         rate_Q = np.log(gap_Q / expected_Q)

@@ -368,7 +368,7 @@ class DumpVerdict:
         masked: number of tokens in `options.mask`; None if not written.
         mean_weight: mean of w = p_train / p_infer over trained tokens; None if unknown.
         chart: its steps against good runs; None: not asked.
-        ageless: whether all steps have one version of the weights, which tells no age.
+        ageless: whether all steps have one version of the weights, so that their age is unknown.
     """
 
     options: DumpOptions

@@ -123,8 +123,9 @@ def _clauses(answer: DumpVerdict) -> Iterator[str]:
         yield _row(cell, format.clause(cell), answer)
         if format.is_gradient(cell) and cell.value is not None:
             yield (
-                f"      without a correction, the bias of a policy gradient is at most "
-                f"{number(2 * cell.value)} x the largest |advantage| x the largest score norm (2 x tv)"
+                "      without a correction, the bias of a policy gradient is at most "
+                f"{number(2 * cell.value)} x the largest |advantage| x the largest score norm "
+                "(2 x tv)"
             )
         own = [c for c in cells if c.clause == cell.clause and c.place != WHOLE]
         red = sorted((c for c in own if c.outcome == "violated"), key=excess, reverse=True)

@@ -102,8 +102,8 @@ WHOLES: Mapping[str, str] = {
     "outcome": "0 holds, 1 violated, 3 inconclusive, 4 error",
     "tokens": "trained tokens of the step",
     "coverage": "share of the trained tokens that have both logprobs",
-    "gradient_share": "bound of the bias of the policy gradient, in units of the largest |advantage| "
-    "x the largest score norm: twice the mean total variation",
+    "gradient_share": "bound of the bias of the policy gradient, in units of the largest "
+    "|advantage| x the largest score norm: twice the mean total variation",
     "clipped_share": "share of all tokens that are clipped before any update",
     "worst": "the largest value on any slice, divided by its limit",
     "trend": "mean |log ratio| of the last five steps divided by that of the first five",

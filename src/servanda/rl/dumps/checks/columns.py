@@ -489,54 +489,59 @@ class Piles(Sums):
         return len(always), sum(always)
 
     def finding(self) -> Finding:
+        return self._zeros() or self._values() or Finding("piles", "ok", "")
+
+    def _zeros(self) -> Finding | None:
+        tokens, (ids, of_ids) = count(self.tokens, "trained token"), self._of_ids()
         zero = share(self.zero, self.tokens)
-        ids, of_ids = self._of_ids()
         numbers = {"zero": self.zero, "near": self.near, "ended": self.ended}
-        if zero > _SAME and self.near < _NATURAL * self.zero:
-            text = (
-                f"{self.zero:,} of {count(self.tokens, 'trained token')} have a logprob of exactly "
-                f"0 on both sides, and only {self.near:,} others are nearly certain: padding, or "
-                "text that was not sampled, under the loss mask"
-            )
-            if self.ended:
-                text += f" (at the end of {self.ended:,} of {self.sequences:,} sequences)"
-            filled = zero > _FILLED_BOTH or self.ended > self.sequences / 2
-            state = "unsound" if filled else "warning"
-            return Finding("piles", state, text, numbers, self.first.place)
         if ids >= LEAST and of_ids > _SAME * self.tokens and of_ids > _MOSTLY * self.zero:
             text = (
-                f"{of_ids:,} of {count(self.tokens, 'trained token')} are of {ids:,} ids that have "
-                "a logprob of exactly 0 on both sides wherever they occur: their values were "
-                "filled in (a part of the vocabulary that one device holds?)"
+                f"{of_ids:,} of {tokens} are of {ids:,} ids that have a logprob of exactly 0 on "
+                "both sides wherever they occur: their values were filled in (a part of the "
+                "vocabulary that one device holds?)"
             )
             return Finding("piles", "unsound", text, numbers, self.first.place)
-        if (
-            self.coarse
-            or self.sampled < _LEAST_SAMPLE
-            or any(grid.step for grid in self.grids.values())
-        ):
-            return Finding("piles", "ok", "", numbers)
-        for side, n in self.repeats.items():
-            if n > _PILE * self.tokens:
-                whose = "both sides'" if side == "both" else f"the {side}'s"
-                text = (
-                    f"{n:,} of {self.tokens:,} of {whose} logprobs repeat that of the token before, "
-                    "to the last digit: the column was filled up"
-                )
-                state = "unsound" if n > _SAME * self.tokens else "warning"
-                return Finding("piles", state, text, {**numbers, "repeats": n})
+        if zero <= _SAME or self.near >= _NATURAL * self.zero:
+            return None
+        text = (
+            f"{self.zero:,} of {tokens} have a logprob of exactly 0 on both sides, and only "
+            f"{self.near:,} others are nearly certain: padding, or text that was not sampled, "
+            "under the loss mask"
+        )
+        if self.ended:
+            text += f" (at the end of {self.ended:,} of {self.sequences:,} sequences)"
+        filled = zero > _FILLED_BOTH or self.ended > self.sequences / 2
+        state = "unsound" if filled else "warning"
+        return Finding("piles", state, text, numbers, self.first.place)
+
+    def _values(self) -> Finding | None:
+        grids = any(grid.step for grid in self.grids.values())
+        if self.coarse or grids or self.sampled < _LEAST_SAMPLE:
+            return None
         for side, least in (("both", _SAME), *((side, _PILE) for side in _SIDES)):
             for value, n in self.values[side].most_common(1):
                 if (often := share(n, self.sampled)) <= least:
                     continue
-                whose = "both sides'" if side == "both" else f"the {side}'s"
                 text = (
-                    f"{100 * often:.2g} % of {whose} logprobs are exactly {value:.6g}, under "
-                    "several prompts: a bound, or a value that was filled in"
+                    f"{100 * often:.2g} % of {_whose(side)} logprobs are exactly {value:.6g}, "
+                    "under several prompts: a bound, or a value that was filled in"
                 )
                 state = "unsound" if side == "both" and often > _FILLED_BOTH else "warning"
-                return Finding("piles", state, text, {**numbers, "share": often})
-        return Finding("piles", "ok", "", numbers)
+                return Finding("piles", state, text, {"share": often})
+        for side, n in self.repeats.items():
+            if n > _PILE * self.tokens:
+                text = (
+                    f"{n:,} of {self.tokens:,} of {_whose(side)} logprobs repeat that of the token "
+                    "before, to the last digit: the column was filled up"
+                )
+                state = "unsound" if n > _SAME * self.tokens else "warning"
+                return Finding("piles", state, text, {"repeats": n})
+        return None
+
+
+def _whose(side: str) -> str:
+    return "both sides'" if side == "both" else f"the {side}'s"
 
 
 def _coarse(logp_M: Array) -> bool:

@@ -12,7 +12,7 @@ from servanda.report.format import count
 from servanda.rl.dumps.checks.base import LEAST, Finding, FirstPlace, Sums, check, share
 from servanda.traces.rollouts import Array, Rollouts
 
-# Forced: a token that stands at one place of all turns was drawn there each time, or by nobody.
+# Forced: a token that stands at one place of all turns was drawn there each time, or never.
 #
 # The sampler's own probabilities say how likely so many draws of one id are.
 
@@ -47,7 +47,7 @@ class _Place(Sums):
 
     @property
     def forced(self) -> int | None:
-        """An id that nobody can have drawn so often; None if there is none."""
+        """An id that cannot have been drawn so often; None if there is none."""
         for token, n in self.ids.most_common(1):
             if n < max(_TURNS, _ALWAYS * self.turns):
                 break
@@ -58,7 +58,7 @@ class _Place(Sums):
         return None
 
 
-@check("forced", needs="texts", asks="whether a token that nobody drew is trained")
+@check("forced", needs="texts", asks="whether a token that was not drawn is trained")
 class Forced(Sums):
     """The ids of the first trained token of answers, and of later turns."""
 
@@ -227,7 +227,7 @@ class Siblings(Sums):
         return Finding("siblings", "ok", "", numbers)
 
 
-# Group sizes: responses that are missing from a group were left out by somebody.
+# Group sizes: responses that are missing from a group were left out.
 
 _USUAL, _FEWEST = 0.05, 3  # share of the groups that have the whole size, and their number
 
@@ -269,8 +269,8 @@ class GroupSizes(Sums):
         if fewer < LEAST:
             return Finding("groups", "ok", "")
         text = (
-            f"{fewer:,} of {count(groups, 'prompt group')} have fewer responses than the {usual} of "
-            "the others: if some were left out by their reward, their length or their mismatch, "
+            f"{fewer:,} of {count(groups, 'prompt group')} have fewer responses than the {usual} "
+            "of others: if some were left out by their reward, their length or their mismatch, "
             "the dump is a selection"
         )
         return Finding("groups", "warning", text, {"groups": groups, "incomplete": fewer})
