@@ -137,8 +137,11 @@ class Copies:
     def join(self, later: Copies) -> None:
         self._close()
         later._close()
-        for draw, (at, *known) in chain(later._drawn.items(), later._more):
-            self._hold(draw, (self.sequences + at, *known))
+        for draw, (at, step, words, scores, place, trainer) in chain(
+            later._drawn.items(), later._more
+        ):
+            known = self.sequences + at, step, words, scores, place, trainer
+            self._hold(draw, known)
         self._dropped.join(later._dropped, self.sequences)
         if later._kept < self._kept:
             self._keep(later._kept)
