@@ -152,9 +152,20 @@ def _edge(part):
     return replace(part, **columns)
 
 
+def _padding(part):
+    """The last four tokens of each answer are padding."""
+    ends_S = part.start_S + part.length_S
+    at = (ends_S[:, None] - 1 - np.arange(4)).ravel()
+    columns = {n: getattr(part, n).copy() for n in ("token_N", "logp_train_N", "logp_infer_N")}
+    for values in columns.values():
+        values[at] = 0
+    return replace(part, **columns)
+
+
 BOTH = ("logp_train_N", "logp_infer_N")
 VALUES = {
-    "zeros on both sides": (_some(0.15, 0.0, runs=5), "piles", "unsound", "under the loss mask"),
+    "text with zeros on both sides": (_some(0.15, 0.0, runs=5), *("piles", "unsound", "loss mask")),
+    "padding": (_padding, "piles", "unsound", "at the end of 144 of 144 sequences"),
     "a few zeros on both sides": (_some(0.03, 0.0), "piles", "warning", "exactly 0 on both sides"),
     "+inf of the trainer": (_some(0.01, np.inf, BOTH[:1]), "values", "unsound", "trainer"),
     "one value of both": (
@@ -191,6 +202,18 @@ def test_ids_that_are_always_0_were_filled_in_and_certain_tokens_were_not():
     found = odd([shard(step(n, sure=2.0)) for n in (1, 2, 3)])
     assert found["piles"][0] == "unsound" and "wherever they occur" in found["piles"][1]
     assert "piles" not in odd([certain(step(n, sure=16.0)) for n in (1, 2, 3)])
+
+
+def test_zeros_of_a_filter_that_both_sides_apply_are_no_lie():
+    """Of a nucleus of one token, the two sides are exactly sure."""
+
+    def cut(part):
+        one = part.mask_N & (part.logp_infer_N > np.log(0.5))
+        return replace(part, **{n: np.where(one, 0.0, getattr(part, n)) for n in BOTH})
+
+    steps = [cut(step(n)) for n in (1, 2, 3)]
+    assert (steps[0].infer_K == 0).mean() > 0.1
+    assert odd(steps)["piles"][0] == "warning"
 
 
 def test_a_value_that_was_copied_to_the_last_token_was_not_drawn():

@@ -404,13 +404,16 @@ def _drawn(rollouts: Rollouts, at_T: Array) -> Array:
 # Piles: one value on many tokens, under several prompts, is no logprob of theirs.
 #
 # A certain token has a logprob near 0, on both sides, and more tokens are nearly certain than
-# exactly so.  Zeros without such neighbours were filled in: padding, or text that nobody sampled.
+# exactly so, unless both sides apply one filter.  Zeros without such neighbours were filled in if
+# they come in runs alone, or at the ends: padding, or text that was not sampled.
 # Other values of one side are a bound or a placeholder.  Columns with few values repeat them by
 # themselves, so those are not examined.
 
 
 _CERTAIN_NATS = 1e-3
 _NATURAL = 0.1  # least ratio of nearly certain tokens to exactly certain ones
+# of the zeros that would be in runs of one or two if each token were one by itself: of filled text
+_SHORT = 0.2
 _PILE = 0.005  # share of tokens with one value of a side
 _SAME, _FILLED_BOTH = 0.01, 0.1  # share of tokens with one value of both: a warning, unsound
 _SAMPLE = 4096  # tokens of a chunk
@@ -427,7 +430,8 @@ class Piles(Sums):
 
     def __init__(self) -> None:
         self.tokens = self.sampled = self.zero = self.near = 0
-        self.sequences = self.ended = 0  # whose last two trained tokens are 0 on both sides
+        self.sequences = self.ended = 0  # whose last two trained tokens are one id, 0 on both sides
+        self.short = 0  # zeros on both sides in runs of one or two
         self.values: dict[str, Counter[float]] = {s: Counter() for s in (*_SIDES, "both")}
         self.grids = {side: Grid() for side in _SIDES}
         self.coarse = 0
@@ -444,10 +448,12 @@ class Piles(Sums):
         self.zero += int(np.count_nonzero(zero_K))
         self.near += int(np.count_nonzero(near_K))
         last_S = np.cumsum(rollouts.trained_S)[rollouts.trained_S > 1] - 1
+        token_K = rollouts.token_N[rollouts.trained_K]
+        alike_S = token_K[last_S] == token_K[last_S - 1]  # one id, such as that of padding
         self.sequences += int((rollouts.trained_S > 0).sum())
-        self.ended += int((zero_K[last_S] & zero_K[last_S - 1]).sum())
+        self.ended += int((zero_K[last_S] & zero_K[last_S - 1] & alike_S).sum())
         self._by_id(rollouts, zero_K)
-        self._by_run(rollouts)
+        self._by_run(rollouts, zero_K, token_K)
         self.first.add(rollouts, zero_K)
         at_M = np.arange(0, len(zero_K), max(1, -(-len(zero_K) // _SAMPLE)))
         self.sampled += len(at_M)
@@ -473,10 +479,15 @@ class Piles(Sums):
         self.other[id_K[~zero_K]] = True
         self.zeros_of.update(id_K[zero_K].tolist())
 
-    def _by_run(self, rollouts: Rollouts) -> None:
+    def _by_run(self, rollouts: Rollouts, zero_K: Array, token_K: Array) -> None:
         at_K, same_K = rollouts.trained_K, {}
         next_K = np.diff(at_K) == 1
         next_K &= np.diff(rollouts.sequence_of(at_K)) == 0
+        if zero_K.any():  # runs of zeros, and how many are of one or two
+            goes_on_K = np.append(False, next_K & zero_K[1:] & zero_K[:-1])
+            run_G = np.bincount(np.cumsum(~goes_on_K)[zero_K])
+            self.short += int(run_G[run_G <= 2].sum())
+        next_K &= token_K[1:] != token_K[:-1]
         for side, logp_K in zip(_SIDES, (rollouts.infer_K, rollouts.train_K), strict=True):
             same_K[side] = next_K & (np.diff(logp_K) == 0) & (logp_K[1:] < -_CERTAIN_NATS)
         same_K["both"] = same_K["sampler"] & same_K["trainer"]
@@ -504,15 +515,19 @@ class Piles(Sums):
             return Finding("piles", "unsound", text, numbers, self.first.place)
         if zero <= _SAME or self.near >= _NATURAL * self.zero:
             return None
+        ended = self.ended > self.sequences / 2
+        runs = self.short < _SHORT * (1 - zero) ** 2 * (1 + 2 * zero) * self.zero
         text = (
             f"{self.zero:,} of {tokens} have a logprob of exactly 0 on both sides, and only "
-            f"{self.near:,} others are nearly certain: padding, or text that was not sampled, "
-            "under the loss mask"
+            f"{self.near:,} others are nearly certain: "
         )
-        if self.ended:
+        if not ended and not runs:
+            text += "a filter that both sides apply, or values that were filled in"
+            return Finding("piles", "warning", text, numbers, self.first.place)
+        text += "padding, or text that was not sampled, under the loss mask"
+        if ended:
             text += f" (at the end of {self.ended:,} of {self.sequences:,} sequences)"
-        filled = zero > _FILLED_BOTH or self.ended > self.sequences / 2
-        state = "unsound" if filled else "warning"
+        state = "unsound" if ended or zero > _FILLED_BOTH else "warning"
         return Finding("piles", state, text, numbers, self.first.place)
 
     def _values(self) -> Finding | None:
