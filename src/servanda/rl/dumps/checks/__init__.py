@@ -21,18 +21,8 @@ from servanda.traces.rollouts import Rollouts
 __all__ = ["CHECKS", "Check", "Finding", "Soundness", "State", "errors_of", "of_step"]
 
 _ORDER = (  # order in reports; others follow
-    *(
-        "values",
-        "coverage",
-        "zeros",
-        "line_up",
-        "coherence",
-        "copies",
-        "piles",
-        "ends",
-        "precision",
-    ),
-    *("prompts", "retokenised", "routes", "trained"),
+    *("values", "coverage", "zeros", "line_up", "coherence", "copies", "piles", "ends"),
+    *("precision", "prompts", "retokenised", "routes", "trained"),
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -173,6 +174,12 @@ class StepSums:
 def share(part: int, whole: int) -> float:
     """A share of tokens; NaN without tokens."""
     return part / whole if whole else float("nan")
+
+
+def digest(column: Array) -> int:
+    """A number of the bits of a column, below 2^64."""
+    found = hashlib.blake2b(np.ascontiguousarray(column).data, digest_size=8)
+    return int.from_bytes(found.digest(), "little")
 
 
 def heads(rollouts: Rollouts) -> Array:

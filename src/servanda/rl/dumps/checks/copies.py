@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections import Counter
 from collections.abc import Mapping
@@ -19,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from servanda.rl.dumps.checks.base import Finding, FirstPlace, check, share
+from servanda.rl.dumps.checks.base import Finding, FirstPlace, check, digest, share
 from servanda.traces.rollouts import Array, Rollouts
 
 LONG_TOKENS = 32
@@ -110,8 +109,8 @@ class Copies:
             own, last = slice(last, last + trained), last + trained
             if not trained:
                 continue
-            words, infer, train = map(_digest, (token_N[part], infer_K[own], train_K[own]))
-            scores = _digest(np.array([infer, train], np.uint64))
+            words, infer, train = map(digest, (token_N[part], infer_K[own], train_K[own]))
+            scores = digest(np.array([infer, train], np.uint64))
             distinct = _distinct(infer_K[own])
             self._values = max(self._values, distinct)
             self._sum = (self._sum + scores) % (1 << 64)  # whatever their order
@@ -261,11 +260,6 @@ class Copies:
             return Finding("copies", "warning", text, numbers, repeats.first)
         text = "no sequence occurs twice, in a step or across steps"
         return Finding("copies", "ok", text, numbers, odd=(0, self.long, UNSOUND))
-
-
-def _digest(column: Array) -> int:
-    digest = hashlib.blake2b(np.ascontiguousarray(column).data, digest_size=8)
-    return int.from_bytes(digest.digest(), "little")
 
 
 def _distinct(bits_K: Array) -> int:

@@ -9,7 +9,7 @@ from collections import Counter
 import numpy as np
 
 from servanda.report.format import count
-from servanda.rl.dumps.checks.base import LEAST, Finding, FirstPlace, Sums, check, share
+from servanda.rl.dumps.checks.base import LEAST, Finding, FirstPlace, Sums, check, digest, share
 from servanda.traces.rollouts import Array, Rollouts
 
 # Forced: a token that stands at one place of all turns was drawn there each time, or never.
@@ -64,7 +64,7 @@ class Forced(Sums):
 
     def __init__(self) -> None:
         self.places = {"answers": _Place(), "later turns": _Place()}
-        self.first = FirstPlace()
+        self.first = {name: FirstPlace() for name in self.places}
 
     def add(self, rollouts: Rollouts) -> None:
         turns, infer_K = rollouts.turns, rollouts.infer_K
@@ -72,7 +72,8 @@ class Forced(Sums):
         for name, own_T in zip(self.places, (turns.number_T < 2, turns.number_T >= 2), strict=True):
             at_T = turns.trained_T[own_T]
             self.places[name].add(token_K[at_T], infer_K[at_T])
-        self.first.add_sequence(rollouts, rollouts.trained_S > 0)
+            if len(at_T):
+                self.first[name].add_token(rollouts, int(at_T[0]))
 
     def finding(self) -> Finding:
         for name, place in self.places.items():
@@ -85,7 +86,7 @@ class Forced(Sums):
                 "(a header or a prefix of the template, or a loss mask that begins too early)"
             )
             numbers = {"turns": float(place.turns), "forced": float(n)}
-            return Finding("forced", "unsound", text, numbers, self.first.place)
+            return Finding("forced", "unsound", text, numbers, self.first[name].place)
         return Finding("forced", "ok", "")
 
 
@@ -175,22 +176,22 @@ class Siblings(Sums):
         self.first, self.first_mixed = FirstPlace(), FirstPlace()
 
     def add(self, rollouts: Rollouts) -> None:
-        infer_N = rollouts.logp_infer_N
-        token_N = np.ascontiguousarray(rollouts.token_N)
-        known: dict[tuple[bytes, int], float] = {}
-        prompts: dict[str, set[bytes]] = {}
+        infer_N, token_N = rollouts.logp_infer_N, np.ascontiguousarray(rollouts.token_N)
+        known: dict[tuple[int, ...], float] = {}  # prompt and beginning -> the first logprob
+        prompts: dict[str, dict[int, Array]] = {}  # group -> its prompts, by their digests
         trained_S = np.cumsum(rollouts.trained_S) - rollouts.trained_S
         for s in np.flatnonzero(rollouts.trained_S):
             start, first = int(rollouts.start_S[s]), int(rollouts.trained_K[trained_S[s]])
             if first == start:  # without a prompt, nothing says that two laws are one
                 continue
-            prompts.setdefault(rollouts.group_S[s], set()).add(token_N[start:first].tobytes())
+            prompt = digest(token_N[start:first])
+            prompts.setdefault(rollouts.group_S[s], {})[prompt] = token_N[start:first]
             end = min(first + _BEGINNING, start + int(rollouts.length_S[s]))
             for at in range(first, end):
                 logp = float(infer_N[at])
                 if not (rollouts.mask_N[at] and math.isfinite(logp)):
                     break
-                like = known.setdefault((token_N[start : at + 1].tobytes(), first - start), logp)
+                like = known.setdefault((prompt, *token_N[first : at + 1].tolist()), logp)
                 if min(like, logp) > _UNSURE_NATS or like is logp:
                     continue
                 self.pairs += 1
@@ -201,8 +202,8 @@ class Siblings(Sums):
         self.shared += sum(n > 1 for n in groups_of.values())
         for group, own in prompts.items():
             self.groups += 1
-            shortest = min(own, key=len)  # a mask may begin later in some responses
-            if not all(prompt.startswith(shortest) for prompt in own):
+            shortest = min(own.values(), key=len)  # a mask may begin later in some responses
+            if not all(np.array_equal(of[: len(shortest)], shortest) for of in own.values()):
                 self.mixed += 1
                 place = rollouts.source_S[rollouts.group_S.index(group)]
                 self.first_mixed.place = self.first_mixed.place or place

@@ -78,7 +78,7 @@ class Lag(Sums):
         self.steps: list[tuple[int, LagSplit]] = []
         self.versions: list[tuple[int, float, float]] = []  # of each chunk: step, least, largest
         self.oldest: list[float] = []  # of each chunk: the largest staleness
-        self.gap: list[tuple[int, float, int]] = []  # of each chunk: step, sum of |d|, tokens
+        self.gap = StepSums()  # sum of |d|, and tokens
 
     def add(self, rollouts: Rollouts) -> None:
         lag_N, version_N = (rollouts.per_token.get(name) for name in ("staleness", VERSION))
@@ -91,7 +91,7 @@ class Lag(Sums):
             ends = float(version.min()), float(version.max())
             self.versions.append((rollouts.step, *ends))
             self.oldest.append(float(np.nanmax(lag_N[trained][known])))
-            self.gap.append((rollouts.step, float(ratio.sum()), len(ratio)))
+            self.gap.add(rollouts.step, np.array([ratio.sum(), len(ratio)]))
         names = {name: i for i, name in enumerate(dict.fromkeys(rollouts.group_S))}
         group_S = np.array([names[name] for name in rollouts.group_S])
         group_K = group_S[rollouts.sequence_of(trained)]
@@ -121,11 +121,7 @@ class Lag(Sums):
 
     def _grown(self) -> str:
         """From which mean |log ratio| to which it grows over the steps; "" if it does not."""
-        mean_S = [
-            sum(total for s, total, _ in self.gap if s == step)
-            / sum(n for s, _, n in self.gap if s == step)
-            for step in sorted({s for s, _, _ in self.gap})
-        ]
+        mean_S = [total / n for total, n in self.gap.steps]
         third = max(1, len(mean_S) // 3)
         first, last = float(np.mean(mean_S[:third])), float(np.mean(mean_S[-third:]))
         grown = len(mean_S) >= LEAST_STEPS and last > GROWN * first
