@@ -26,6 +26,8 @@ ROUTE, ROUTE_TRAIN, UNROUTED = "route", "route_train", -1
 REPLAYS = "replays_routes"
 # of per_sequence: how many weight versions sampled it
 VERSIONS = "weight_versions"
+# of per_sequence: which update of its rollout trained it, from 1
+UPDATE = "update"
 # of per_sequence: 1 where experts are recorded in a form that is not read
 ROUTES_UNREAD = "routes_unread"
 

@@ -22,12 +22,12 @@ from tests.rl.dumps.formats.made import (
     sequences,
 )
 
-WRITTEN = ["miles", "nemo", "prime_rl", "skyrl", "slime"]
+WRITTEN = ["miles", "miles_cp2", "miles_cp4", "nemo", "prime_rl", "skyrl", "slime"]
 
 
 @pytest.mark.parametrize("folder", WRITTEN)
 def test_a_dump_of_the_frameworks_own_writer_is_read_to_the_last_bit(folder):
-    if folder in ("miles", "slime"):
+    if folder.startswith(("miles", "slime")):
         pytest.importorskip("torch")
     dump = open_dump(DATA / folder, unsafe_pickles=True)
     out = read(dump)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from servanda.errors import ContractError, EvidenceError, MeasurementError
+from servanda.rl.dumps.checks import Soundness
 from servanda.rl.dumps.formats import open_dump
 from servanda.rl.dumps.formats.base import File
 from servanda.rl.dumps.formats.skyrl import _received
@@ -272,11 +273,105 @@ def test_rewards_are_those_before_the_group_was_normalised(tmp_path):
     assert [row["reward"] for row in read(open_dump(tmp_path)).rows] == [1.0, 0.0]
 
 
-def test_shards_of_context_parallel_ranks_are_refused(tmp_path):
-    columns = {name: [value] for name, value in sample().items()}
-    pt(tmp_path, {"rollout_id": 3, "rank": 0, "rollout_data": columns, "cp_size": 2}, "3_0.pt")
-    with pytest.raises(EvidenceError, match="parts of a context-parallel rank"):
+@pytest.mark.parametrize(
+    ("left_out", "changes", "reason"),
+    [
+        ("3_1.pt", {}, "log_probs are held in parts, and that of context-parallel rank 1 of 2 is"),
+        ("", {"sample_indices": ...}, "held in parts, and that of context-parallel rank 1 of 2"),
+        (
+            "",
+            {"log_probs": [[-1.0]]},
+            "log_probs of context-parallel rank 1 are 1 numbers, and its",
+        ),
+        ("", {"qkv_format": "bshd"}, "max_seq_lens is None, which no sequence of 4 tokens has"),
+        ("", {"tokens": [[1, 2, 3, 5]]}, "that of context-parallel rank 1 of 2 is missing"),
+        ("", {"cp_rank": 0}, "log_probs of one sample differ between ranks that hold copies of it"),
+    ],
+    ids=["missing", "unnumbered", "length", "padded", "tokens", "rank"],
+)
+def test_parts_that_cannot_be_joined_are_refused(tmp_path, left_out, changes, reason):
+    """Of the three tokens of a response, rank 0 scored the first and rank 1 the others."""
+    for rank, (train, infer) in enumerate((([-1.0], [-1.5]), ([-2.0, -3.0], [-2.5, -3.5]))):
+        own = changes if rank or "sample_indices" in changes else {}
+        columns = {
+            "tokens": [[1, 2, 3, 4]],
+            "response_lengths": [3],
+            "loss_masks": [[1, 1, 1]],
+            "sample_indices": [7],
+            "log_probs": [train],
+            "rollout_log_probs": [infer],
+        }
+        columns |= {name: value for name, value in own.items() if name in columns}
+        columns = {name: value for name, value in columns.items() if value is not ...}
+        payload = {"rollout_id": 3, "rollout_data": columns, "cp_size": 2}
+        payload["cp_rank"] = own.get("cp_rank", rank)
+        payload["qkv_format"] = changes.get("qkv_format", "thd")
+        if f"3_{rank}.pt" != left_out:
+            pt(tmp_path, payload, f"3_{rank}.pt")
+    with pytest.raises(EvidenceError) as error:
         read(open_dump(tmp_path))
+    assert reason in str(error.value)
+
+
+def test_rewards_of_miles_are_those_of_the_samples_of_a_rank(tmp_path):
+    """Every rank has those of the whole rollout, in its order."""
+    columns = {name: [value] * 2 for name, value in sample().items()}
+    columns |= {"tokens": [[1, 2, 3, 4], [5, 2, 3, 4]], "partition": [1, 0]}
+    columns["raw_reward"] = [0.25, 0.75]
+    pt(tmp_path, {"rollout_id": 3, "rank": 0, "rollout_data": columns}, "3_0.pt")
+    assert [row["reward"] for row in read(open_dump(tmp_path)).rows] == [0.75, 0.25]
+
+
+def updated(folder, moved, updates=4, each=120, seed=0):
+    """slime's file of a rollout in several updates, whose trainer's logprobs moved before each."""
+    rng = np.random.default_rng(seed)
+    samples, place = [], rng.permutation(updates * each)  # the order in which they are trained
+    for at in range(updates * each):
+        earlier = int(np.flatnonzero(place == at)[0]) // each
+        infer = -rng.exponential(1.0, 2) - 0.1
+        train = infer + rng.normal(0, 0.02 + moved * earlier, 2)
+        made = sample(
+            tokens=[at + 1, 2, 3, 4], log_probs=train.tolist(), rollout_log_probs=infer.tolist()
+        )
+        samples.append(made | {"rollout_position": at})
+    shards = [
+        {
+            "partition": place[half::2].tolist(),
+            "num_microbatches": [each // 4] * updates,
+            "micro_batch_indices": [[2 * i, 2 * i + 1] for i in range(updates * each // 4)],
+        }
+        for half in range(2)
+    ]
+    return slime(folder, *samples, dp_shards=shards)
+
+
+@pytest.mark.parametrize(("moved", "warned"), [(0.01, True), (0.0, False)])
+def test_logprobs_that_slime_took_during_its_updates_are_said(tmp_path, moved, warned):
+    updated(tmp_path, moved)
+    (part,) = open_dump(tmp_path).read()
+    update_S = part.per_sequence["update"]
+    assert np.unique(update_S, return_counts=True)[1].tolist() == [120] * 4
+    gap = [np.abs(part.ratio_K.reshape(-1, 2)[update_S == n]).mean() for n in (1, 4)]
+    assert (gap[1] > 2 * gap[0]) is np.bool_(warned)
+    sound = Soundness()
+    sound.add(part)
+    found = [finding for finding in sound.findings() if finding.check == "updates"]
+    assert [finding.state for finding in found] == ["warning"] * warned
+    if warned:
+        assert "those of update 4: the trainer's logprobs are those of its" in found[0].text
+        assert found[0].numbers["first"] == pytest.approx(gap[0])
+        assert found[0].numbers["last"] == pytest.approx(gap[1])
+
+
+@pytest.mark.parametrize(
+    "shards",
+    [None, 3, [3], [{"partition": [0]}], [{"num_microbatches": [1], "partition": [0]}]],
+    ids=str,
+)
+def test_a_layout_that_is_not_known_gives_no_updates(tmp_path, shards):
+    slime(tmp_path, sample(), dp_shards=shards)
+    (part,) = open_dump(tmp_path).read()
+    assert "update" not in part.per_sequence
 
 
 @pytest.mark.parametrize("resumed", [0, 200])

@@ -10,7 +10,7 @@ from servanda.rl.dumps.checks.base import Finding, FirstPlace, StepSums, Sums, c
 from servanda.theory.bounds.applied_weights import error_of
 from servanda.theory.bounds.importance_weights import naive
 from servanda.theory.stats.lag_split import LagSplit
-from servanda.traces.rollouts import LOSS_MASK, LOSS_WEIGHT, VERSIONS, Array, Rollouts
+from servanda.traces.rollouts import LOSS_MASK, LOSS_WEIGHT, UPDATE, VERSIONS, Array, Rollouts
 
 VERSION = "weight_version"  # of Rollouts.per_token
 # verl's check_rollout_correction_health alarms beyond these: mean weight, effective sample size
@@ -19,6 +19,8 @@ FALLS = 0.01  # share of the responses whose versions fall
 GROWN = 1.5  # ratio of the last third of the steps to the first
 LEAST_STEPS = 6
 APART, TOKENS = 2.0, 200  # ratio of the mean |log ratio| of mixed responses; fewest tokens
+UPDATES = 64  # most updates of a rollout that are told apart; later ones count as the last
+MOVED, ERRORS = 1.3, 5.0  # ratio of the last update to the first, and standard errors between them
 
 
 @check("loss", needs="loss")
@@ -212,3 +214,44 @@ def _versions(rollouts: Rollouts) -> Array | None:
     known_K = np.isfinite(version_K)
     pairs = np.unique(np.stack([of_K[known_K], version_K[known_K]]), axis=1)
     return np.bincount(pairs[0].astype(np.int64), minlength=len(rollouts))
+
+
+@check("updates", needs="loss")
+class Updates(Sums):
+    """Sums over sequences by the update of their rollout that trained them, by step."""
+
+    def __init__(self) -> None:
+        self.sums = StepSums()  # [UPDATES, 3]: sequences, sum of their mean |d|, and of its square
+
+    def add(self, rollouts: Rollouts) -> None:
+        update_S = rollouts.per_sequence.get(UPDATE)
+        if update_S is None:
+            return
+        ratio_K = np.abs(rollouts.ratio_K)
+        sum_S = rollouts.sums_S(np.where(np.isfinite(ratio_K), ratio_K, 0.0))
+        n_S = rollouts.sums_S(np.isfinite(ratio_K).astype(np.float64))
+        some_S = (n_S > 0) & np.isfinite(update_S)
+        mean_S = sum_S[some_S] / n_S[some_S]
+        row_S = np.clip(update_S[some_S].astype(np.int64), 1, UPDATES) - 1
+        parts = (np.ones(len(mean_S)), mean_S, mean_S**2)
+        columns = [np.bincount(row_S, part, minlength=UPDATES) for part in parts]
+        self.sums.add(rollouts.step, np.stack(columns, axis=1))
+
+    def finding(self) -> Finding:
+        sums_UC = self.sums.total(np.zeros((UPDATES, 3)))
+        known_U = np.flatnonzero(sums_UC[:, 0] > 1)
+        if len(known_U) < 2:
+            return Finding("updates", "ok", "")
+        n_U, total_U, square_U = sums_UC[known_U].T
+        mean_U = total_U / n_U
+        error_U = np.sqrt(np.maximum(square_U / n_U - mean_U**2, 0.0) / (n_U - 1))
+        first, last = mean_U[0], mean_U[-1]
+        if not (last > MOVED * first and last - first > ERRORS * np.hypot(error_U[0], error_U[-1])):
+            return Finding("updates", "ok", "")
+        text = (
+            f"the mean |log ratio| is {first:.2g} nats in sequences of the first update of their "
+            f"rollout and {last:.2g} in those of update {known_U[-1] + 1}: the trainer's logprobs "
+            "are those of its forward passes for the updates (--use-rollout-logprobs of slime), so "
+            "they contain what earlier updates changed; --get-mismatch-metrics computes them before"
+        )
+        return Finding("updates", "warning", text, {"first": first, "last": last})

@@ -1,8 +1,11 @@
 # slime and miles: train_data/<rollout>.pt, written by --dump-details with torch.save.
 #
-# slime (format 2) keeps `samples`, one dict each; miles keeps one file per rank with columns in
-# `rollout_data`, and tensor-parallel ranks write the same samples again.  Tokens are whole
-# sequences; masks, logprobs and advantages cover the response, the last tokens of it.
+# slime (format 2) keeps `samples`, one dict each; miles one file of columns per rank (miles.py).
+# Tokens are whole sequences; masks, logprobs and advantages cover the response, the last tokens.
+#
+# slime's trainer computes log_probs before the first update of a rollout, or takes them from the
+# forward passes of the updates themselves (--use-rollout-logprobs), and does not say which: where a
+# rollout is trained in several updates, that of each sequence is read from `dp_shards`.
 #
 # Routed experts, [T - 1, layers, experts], are those of the tokens that are fed: all but the last.
 # A trainer that replays them deletes them before it writes train_data; they remain in
@@ -14,7 +17,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,12 +26,12 @@ from typing import Any
 import numpy as np
 
 from servanda.errors import MeasurementError
-from servanda.rl.dumps.formats import base
+from servanda.rl.dumps.formats import base, miles
 from servanda.rl.dumps.formats.json_arrays import Unusable, require
 from servanda.rl.dumps.formats.padding import plain
 from servanda.rl.dumps.formats.route_rows import routes_of
 from servanda.rl.dumps.storage import Place, local, seekable
-from servanda.traces.rollouts import ROUTE, ROUTES_UNREAD, VERSIONS, Array
+from servanda.traces.rollouts import ROUTE, ROUTES_UNREAD, UPDATE, VERSIONS, Array
 
 _HEAD = 1 << 16  # bytes of a file's index that are read at once
 
@@ -219,64 +221,77 @@ class SlimeImporter:
         return base.Detection("slime", folder, files, sure, why)
 
     def rows(self, files: Sequence[base.File], refused: base.Refused) -> Iterator[base.Placed]:
-        known: set[tuple[str, bytes]] = set()
         routed: tuple[int, ...] = ()  # layers and experts, of the first sequence that has any
         read = [(file, _samples(loaded(file.path, file.name), file)) for file in files]
         # of a step: miles counts updates since its process started, and rollout numbers continue
         newest = max((v for _, many in read for s in many for v in _versions(s)), default=0)
         bare = not any(sample.get(ROUTES) is not None for _, many in read for sample in many)
         recorded = Recorded(files[0].path, files[0].step) if bare and files else None
-        for file, samples in read:
-            for at, sample in enumerate(samples):
-                place = f"{file.name}:{at + 1}"
-                try:
-                    if recorded is not None:
-                        unread = {"unread": True} if recorded.unread else {}
-                        sample = {**sample, **(unread or {ROUTES: recorded.routes(sample)})}
-                    row = _row(sample, newest)
-                except Unusable as unusable:
-                    refused.add(str(unusable), place)
+        for place, sample in _placed(read, refused):
+            try:
+                if recorded is not None:
+                    unread = {"unread": True} if recorded.unread else {}
+                    sample = {**sample, **(unread or {ROUTES: recorded.routes(sample)})}
+                row = _row(sample, newest)
+            except Unusable as unusable:
+                refused.add(str(unusable), place)
+                continue
+            if (route_TLK := row.per_token.get(ROUTE)) is not None:
+                routed = routed or route_TLK.shape[1:]
+                if route_TLK.shape[1:] != routed:
+                    refused.add(f"{ROUTES} are of another model than those before", place)
                     continue
-                if (route_TLK := row.per_token.get(ROUTE)) is not None:
-                    routed = routed or route_TLK.shape[1:]
-                    if route_TLK.shape[1:] != routed:
-                        refused.add(f"{ROUTES} are of another model than those before", place)
-                        continue
-                if len(files) > 1:  # tensor-parallel ranks have the same samples
-                    data = row.token.tobytes() + row.logp_infer.tobytes()
-                    key = (str(sample.get("sample_index")), hashlib.blake2b(data).digest())
-                    if key in known:
-                        continue
-                    known.add(key)
-                yield place, row
+            yield place, row
 
 
-def _samples(payload: Mapping[str, Any], file: base.File) -> list[Mapping[str, Any]]:
+def _placed(
+    read: Sequence[tuple[base.File, miles.Samples]], refused: base.Refused
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The samples of a step's files with their places, in the order of the files."""
+    ranks: list[tuple[base.File, miles.Samples]] = []  # files of miles
+    for file, samples in read:
+        if samples and "cp_size" in samples[0]:
+            ranks.append((file, samples))
+            continue
+        for at, sample in enumerate(samples):
+            yield f"{file.name}:{at + 1}", sample
+    yield from miles.joined(ranks, refused)
+
+
+def _samples(payload: Mapping[str, Any], file: base.File) -> miles.Samples:
     """One mapping per sequence, for both layouts."""
-    samples, columns = payload.get("samples"), payload.get("rollout_data")
-    raw = payload.get("raw_reward")
-    if isinstance(samples, list) and all(isinstance(sample, dict) for sample in samples):
-        known = raw if isinstance(raw, list) and len(raw) == len(samples) else [None] * len(samples)
-        return [
-            {**sample, "raw_reward": reward} for sample, reward in zip(samples, known, strict=True)
-        ]
-    if not isinstance(columns, dict) or not isinstance(columns.get("tokens"), list):
-        raise MeasurementError(
-            f"{file.name} has neither samples nor rollout_data",
-            hint="write it by --dump-details",
-        )
-    count = len(columns["tokens"])
-    shard = payload.get("cp_size", 1) not in (1, None)
-    own = {str(k): v for k, v in columns.items() if isinstance(v, list) and len(v) == count}
-    own["sample_index"] = own.get("sample_indices", [None] * count)
+    samples = payload.get("samples")
+    if not (isinstance(samples, list) and all(isinstance(sample, dict) for sample in samples)):
+        return miles.samples_of(payload, file)
+    raw, update = payload.get("raw_reward"), _updates(payload.get("dp_shards"))
+    rewards = raw if isinstance(raw, list) and len(raw) == len(samples) else [None] * len(samples)
     return [
-        {"shard": shard, **{key: column[at] for key, column in own.items()}} for at in range(count)
+        {**sample, "raw_reward": reward, UPDATE: update.get(str(sample.get("rollout_position")))}
+        for sample, reward in zip(samples, rewards, strict=True)
     ]
 
 
+def _updates(shards: Any) -> dict[str, int]:
+    """Position in the rollout -> which of its updates trained it, from 1; {} if there is one.
+
+    Args:
+        shards: `dp_shards`: of each data-parallel rank its samples, its micro-batches of them,
+            and how many micro-batches each update has.
+    """
+    found: dict[str, int] = {}
+    for shard in shards if isinstance(shards, list) else ():
+        try:
+            sizes = [int(n) for n in shard["num_microbatches"]]
+            of_batch = np.repeat(np.arange(1, len(sizes) + 1), sizes)
+            place = [int(at) for at in shard["partition"]]
+            for update, batch in zip(of_batch, shard["micro_batch_indices"], strict=True):
+                found |= {str(place[i]): int(update) for i in batch}
+        except (KeyError, IndexError, TypeError, ValueError):
+            return {}  # of another version of slime
+    return found if len({*found.values()}) > 1 else {}
+
+
 def _row(sample: Mapping[str, Any], newest: int) -> base.RolloutRow:
-    if sample.get("shard"):
-        raise Unusable("its columns are parts of a context-parallel rank, which are not joined")
     require(sample, _NEEDED)
     token = _column(sample["tokens"], "tokens", "iu").astype(np.int64)
     loss = _column(sample["loss_masks"], "loss_masks", "iufb").astype(np.float64)
@@ -306,6 +321,8 @@ def _row(sample: Mapping[str, Any], newest: int) -> base.RolloutRow:
     numbers |= {ROUTES_UNREAD: 1.0} if sample.get("unread") else {}
     source = sample.get("source_names")
     labels = {"env": source} if isinstance(source, str) and source else {}
+    if (update := sample.get(UPDATE)) is not None:
+        numbers[UPDATE] = float(update)
     if versions:  # of a response that several weights sampled, the first and the last
         ends = dict.fromkeys((min(versions), max(versions)))
         labels["weight_version"] = "-".join(map(str, ends))
