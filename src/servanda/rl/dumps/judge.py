@@ -652,7 +652,7 @@ def _annotated(cell: CellVerdict, dated: Mapping[str, int], coherence: Finding) 
 
 
 def selected_dump(options: DumpOptions) -> Dump:
-    """The dump, restricted to the requested steps."""
+    """The dump, restricted to the requested steps and to finished ones."""
     dump = open_dump(options.path, options.format, unsafe_pickles=options.unsafe_pickles)
     first, last = options.steps
     low, high = -math.inf if first is None else first, math.inf if last is None else last
@@ -663,7 +663,7 @@ def selected_dump(options: DumpOptions) -> Dump:
             f"no step of {options.path} lies in {':'.join(ends)}",
             hint=f"its steps are {min(dump.steps)} to {max(dump.steps)}",
         )
-    return wanted
+    return wanted.finished()
 
 
 def _head(read: Iterable[Rollouts]) -> tuple[list[Rollouts], bool]:

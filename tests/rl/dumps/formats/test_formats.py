@@ -414,6 +414,64 @@ def test_a_folder_without_a_dump_says_what_was_looked_for_and_seen(tmp_path):
     assert error.value.exit_code == 2
 
 
+WRITTEN_BY = {  # a file, its first line, the framework, and a word of the next move
+    "rollouts/12.jsonl": ("verl", {"input": "", "output": "", "score": 1, "step": 12}, "VERL"),
+    "out/completions.jsonl": ("ms-swift", {"step": ["1"]}, "rollout_per_token_logps"),
+    "completions/completions_00003.parquet": ("TRL", None, "Dumping"),
+    "rollout/7/a1.jsonl": (
+        "AReaL",
+        {"task_id": 1, "head_version": 6, "tail_version": 7, "completion": ""},
+        "prox_logp",
+    ),
+    "dump/rollout_dump_data.step_3.jsonl": ("ROLL", {"scores": [1.0]}, "infer_logprobs"),
+    "capture/sample.jsonl": ("tinker-cookbook", {"kind": "sample"}, "forward_backward"),
+    "episodes/5.json": ("rLLM", None, "docs/how-to/verl.md"),
+    "policy_loss_debug/rank_0_call_1.pt": ("miles", None, "--dump-details"),
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN_BY)
+def test_files_of_a_framework_without_both_logprobs_are_named(tmp_path, name):
+    framework, line, move = WRITTEN_BY[name]
+    path = tmp_path / name
+    path.parent.mkdir(parents=True)
+    path.write_text("" if line is None else json.dumps(line) + "\n")
+    (tmp_path / "metrics.jsonl").write_text('{"loss": 1}\n')
+    for opened in (tmp_path, path):
+        with pytest.raises(ContractError) as error:
+            open_dump(opened)
+        said, hint = str(error.value).split("\n  hint: ")
+        assert f"{name if opened is tmp_path else path.name} is written by {framework}" in said
+        assert move in hint
+
+
+def test_a_newest_step_that_is_being_written_is_left_out_and_said(tmp_path):
+    for step in (1, 2, 3):
+        path = nemo(tmp_path, step=step)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-40])
+    dump = open_dump(tmp_path).finished()
+    assert dump.steps == (1, 2)
+    assert dump.about["notes"].endswith(
+        "step 3 is left out: train_data_step3.jsonl ends in the middle of a row (being written?)"
+    )
+    read(dump)
+    path.write_bytes(whole[:-1])  # whole, without the last end of a line
+    assert open_dump(tmp_path).finished().steps == (1, 2, 3)
+    path.write_bytes(whole[:-40])
+    with pytest.raises(EvidenceError, match="ends in the middle of a row"):
+        read(open_dump(path).finished())  # it was asked for
+
+
+def test_an_earlier_step_that_is_cut_off_is_refused(tmp_path):
+    for step in (1, 2):
+        nemo(tmp_path, step=step)
+    first = tmp_path / "train_data_step1.jsonl"
+    first.write_bytes(first.read_bytes()[:-40])
+    with pytest.raises(EvidenceError, match="ends in the middle of a row"):
+        read(open_dump(tmp_path).finished())
+
+
 def test_two_formats_in_a_folder_want_one_to_be_named(tmp_path):
     nemo(tmp_path)
     prime(tmp_path)

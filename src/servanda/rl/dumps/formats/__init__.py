@@ -8,7 +8,7 @@ from shlex import quote
 
 from servanda.errors import ContractError, EvidenceError
 from servanda.rl.dumps.checks.routes import RoutesCheck
-from servanda.rl.dumps.formats import base, nemo, parquet, prime_rl, skyrl, slime
+from servanda.rl.dumps.formats import base, foreign, jsonl, nemo, parquet, prime_rl, skyrl, slime
 from servanda.rl.dumps.formats.base import (
     FORMATS,
     Detection,
@@ -59,6 +59,18 @@ class Dump:
         wanted = {*steps}
         files = tuple(file for file in self.detection.files if file.step in wanted)
         return Dump(replace(self.detection, files=files))
+
+    def finished(self) -> Dump:
+        """The dump without a newest step that is still being written, if it has others."""
+        files = self.detection.files
+        last = self.steps[-1]
+        cut = [file.name for file in files if file.step == last and jsonl.unfinished(file)]
+        if not cut or len(self.steps) == 1:
+            return self
+        note = f"step {last} is left out: {cut[0]} ends in the middle of a row (being written?)"
+        notes = (*self.detection.notes, note)
+        kept = tuple(file for file in files if file.step != last)
+        return Dump(replace(self.detection, files=kept, notes=notes))
 
     @property
     def bytes(self) -> int:
@@ -180,6 +192,13 @@ def _found(path: Place, format: str | None, unsafe_pickles: bool) -> Dump:
     detected = [detection for detection in sniffed if detection is not None]
     detected = [detection for detection in detected if detection.sure] or detected
     if not detected:
+        if known := foreign.recognised(path):
+            file, kind = known
+            raise ContractError(
+                f"{str(path)!r} holds no dump: {file} is written by {kind.framework}, and holds "
+                f"{kind.holds}; a dump needs the token ids and the logprobs of both sides",
+                hint=kind.hint,
+            )
         raise ContractError(_nothing(path, list(names)), hint=NO_DUMP)
     dump = detected[0]
     if len(detected) > 1:

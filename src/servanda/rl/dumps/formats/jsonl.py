@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 import msgspec
@@ -120,6 +122,18 @@ def _values(
     elif values is None:
         refused.cut(place)
     return values
+
+
+def unfinished(file: File) -> bool:
+    """Whether a file ends in the middle of a line, by its last byte.
+
+    Not asked of compressed files, nor of objects of a store, which appear whole.
+    """
+    if file.path.suffix != ".jsonl" or not isinstance(file.path, Path) or not file.bytes:
+        return False
+    with file.path.open("rb") as stream:
+        stream.seek(-1, os.SEEK_END)
+        return stream.read(1) not in b"\n}"
 
 
 def head(files: Sequence[File], needed: Sequence[str]) -> dict[str, Any]:
