@@ -21,6 +21,11 @@ KINDS = {
     "guard": "validity check",
 }
 SCOPES = {"population": "all such tokens", "realised": "these tokens"}
+# what the interval of a realised claim is an interval of
+REALISED = (
+    "an interval covers the average, over the contexts that occurred, of the value expected at the "
+    "next token; the tokens drawn there are its sample"
+)
 GIVEN_UP = "stopped early: broken as a whole"
 
 

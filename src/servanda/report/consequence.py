@@ -120,9 +120,8 @@ def correction_lines(advice: Advice) -> Iterator[str]:
             f"{estimated(none.error)}; it {masks}"
         )
         yield (
-            "a bound, which the advantages may leave far from reached: these tokens do not tell "
-            "whether a correction lowers the error itself, and it adds noise to each token "
-            f"({number(first.noise.value)} times)"
+            "these tokens do not tell whether a correction lowers the error itself; it adds noise "
+            f"to each token ({number(first.noise.value)} times)"
         )
     yield (
         f"error: bias, and noise of an update of {_updates(advice)}, in units of "

@@ -412,7 +412,7 @@ _GLOSSARY = (
     ("exact, two ends", "two ends that hold the exact number of the recorded positions"),
     ("estimate", "a number without a guarantee"),
     ("scope: all such tokens", "all tokens this prompt distribution would generate"),
-    ("scope: these tokens", "the measured tokens, and no others"),
+    ("scope: these tokens", f"the measured tokens, and no others; {cell_text.REALISED}"),
     ("alpha", "the largest probability of a wrong answer, over all evaluations together"),
     (
         "log e-value",

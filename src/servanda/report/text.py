@@ -12,6 +12,7 @@ from servanda.report import rungs
 from servanda.report.cell_text import (
     GIVEN_UP,
     GLYPH,
+    REALISED,
     assumed,
     certified,
     each_of,
@@ -32,7 +33,7 @@ from servanda.theory.stats.alpha import log_price
 
 _SCOPE = {
     "population": "all tokens that this prompt distribution would generate, not only this sample",
-    "realised": "the tokens that were measured, and no others",
+    "realised": f"the tokens that were measured, and no others; {REALISED}",
 }
 _HEADS = ("clause", "slice", "measured", "interval", "limit", "noise floor", "n")
 _DROPPED = ("noise floor", "n", "interval")  # in this order, where a terminal is too narrow

@@ -19,7 +19,7 @@ from servanda.report.breakdown import (
     step_row,
     worst_steps,
 )
-from servanda.report.cell_text import GLYPH, excess, interval, limit, of_cell
+from servanda.report.cell_text import GLYPH, REALISED, excess, interval, limit, of_cell
 from servanda.report.consequence import advice_lines
 from servanda.report.format import count, line, number, percent
 from servanda.report.text import not_examined
@@ -363,10 +363,8 @@ def _next(answer: DumpVerdict) -> Iterator[str]:
             f"next     {command} --save-contract rollout.kernelcontract.yaml    (keep it; then "
             "check with --contract)"
         )
-    yield (
-        f"{verdict.tokens:,} tokens, and the verdict is about these alone · "
-        f"contract {verdict.key.contract[:8]} · evidence {verdict.evidence[:8]}"
-    )
+    yield f"{verdict.tokens:,} tokens, and the verdict is about these alone: {REALISED}"
+    yield (f"contract {verdict.key.contract[:8]} · evidence {verdict.evidence[:8]}")
     rate = statistics.tokens / max(answer.seconds, 1e-9)
     yield f"exit {verdict.exit_code} · {answer.seconds:.0f} s · {_rate(rate)} tokens/s"
 

@@ -8,7 +8,7 @@ from shlex import quote
 
 from servanda.errors import ContractError, EvidenceError
 from servanda.rl.dumps.checks.routes import RoutesCheck
-from servanda.rl.dumps.formats import base, foreign, jsonl, nemo, parquet, prime_rl, skyrl, slime
+from servanda.rl.dumps.formats import base, jsonl, nemo, parquet, prime_rl, skyrl, slime
 from servanda.rl.dumps.formats.base import (
     FORMATS,
     Detection,
@@ -192,6 +192,8 @@ def _found(path: Place, format: str | None, unsafe_pickles: bool) -> Dump:
     detected = [detection for detection in sniffed if detection is not None]
     detected = [detection for detection in detected if detection.sure] or detected
     if not detected:
+        from servanda.rl.dumps.formats import foreign  # most folders hold a dump
+
         if known := foreign.recognised(path):
             file, kind = known
             raise ContractError(
