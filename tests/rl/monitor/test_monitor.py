@@ -643,6 +643,62 @@ def test_weights_that_average_above_1_are_an_error_as_in_a_dump(tmp_path, above)
     assert verdict.exit_code == 4 and any(IMPOSSIBLE in cell.note for cell in verdict.cells)
 
 
+def shifted(train, infer, mask, rng):
+    return np.roll(train, 1, axis=1), infer, mask
+
+
+def repeated_values(train, infer, mask, rng):
+    gone = rng.random(infer.shape) < 0.2
+    gone[:, 0] = False
+    for column in (train, infer):
+        for t in range(1, column.shape[1]):
+            column[:, t] = np.where(gone[:, t], column[:, t - 1], column[:, t])
+    return train, infer, mask
+
+
+def zeros_on_both_sides(train, infer, mask, rng):
+    mask[:, -60:] = True
+    train[:, -60:] = infer[:, -60:] = 0.0
+    return train, infer, mask
+
+
+def filtered_by_the_mismatch(train, infer, mask, rng):
+    return train, infer, mask & (np.abs(train - infer) < 0.03)
+
+
+def copied_from_one_side(train, infer, mask, rng):
+    train[:24] = infer[:24]
+    return train, infer, mask
+
+
+LIES = [
+    shifted,
+    repeated_values,
+    zeros_on_both_sides,
+    filtered_by_the_mismatch,
+    copied_from_one_side,
+]
+
+
+@pytest.mark.parametrize("lie", [None, *LIES], ids=lambda lie: lie.__name__ if lie else "healthy")
+def test_data_that_a_dump_refuses_is_an_error_of_the_step(tmp_path, lie):
+    rng = np.random.default_rng(11)
+    infer = np.log(rng.uniform(0.02, 0.7, (64, 128)))
+    train = np.minimum(infer + rng.normal(0, 0.02, infer.shape), -1e-4)
+    mask = np.ones(infer.shape, bool)
+    if lie is not None:
+        train, infer, mask = lie(train, infer, mask, rng)
+    monitor = Monitor("verl-sync", dump=tmp_path, sample=1.0)
+    token = rng.integers(0, 5000, infer.shape)
+
+    step = monitor.observe(train, infer, mask, tokens=token, weights=0)
+    offline = judge_dump(DumpOptions(tmp_path)).verdict
+
+    assert (step.exit_code == 4, offline.exit_code == 4) == (lie is not None,) * 2
+    if lie is not None:
+        assert step.outcome == "error" and step.cause
+
+
 def test_weights_above_1_at_the_first_tokens_of_later_turns_alone_are_no_error():
     rng = np.random.default_rng(6)
     infer = np.log(rng.uniform(0.01, 0.1, (64, 200)))

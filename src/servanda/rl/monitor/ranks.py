@@ -48,8 +48,9 @@ from servanda.theory.stats.agreement import Agreement
 from servanda.theory.stats.bets import Coherence
 from servanda.theory.stats.draft_counts import DraftCounts
 from servanda.theory.stats.lag_split import LagSplit
+from servanda.theory.stats.tally import hosted, is_tensor, moved
 from servanda.theory.stats.version_fit import VersionFit
-from servanda.traces.rollouts import Rollouts
+from servanda.traces.rollouts import Array, Rollouts
 
 Gather = Callable[[Any], Sequence[Any]]
 
@@ -326,63 +327,91 @@ def extras_of(
 # Data quality checks of a step, before it is judged.
 
 
+CHECKED_TOKENS = 8192  # of a rank's step, for the checks that a dump has
+_ON_ALL = ("values", "zeros", "coverage", "coherence", "copies")  # judged on every token
 _RARE_NATS = -14.0  # probability of a whole response: one in a million
 # for example, verl's bypass mode uses the rollout engine's logprobs for the trainer's
 _COPY = "logp_train and logp_infer are one array: the trainer's own logprobs were not computed"
 
 
-def rollouts_of(batch: Batch, member: str = "", tokens: int | None = None) -> Rollouts:
+def first_rows(batch: Batch, tokens: int) -> Array:
+    """The first sequences, with so many judged tokens or a few more: their indices."""
+    n_B = hosted(batch.mask_BT.sum(1))
+    return np.arange(min(batch.sequences, 1 + int(np.searchsorted(n_B.cumsum(), tokens))))
+
+
+def some_rows(batch: Batch, tokens: int) -> Array:
+    """As `first_rows`, of the sequences in an order that the step alone determines; sorted."""
+    n_B = hosted(batch.mask_BT.sum(1))
+    order_B = np.random.default_rng(batch.weights).permutation(batch.sequences)
+    return np.sort(order_B[: 1 + int(np.searchsorted(n_B[order_B].cumsum(), tokens))])
+
+
+def rollouts_of(batch: Batch, member: str = "", rows: Array | None = None) -> Rollouts:
     """A step in the form of a dump; every column of the arrays is a token of its sequence.
 
     Args:
         member: name of this rank, for sequences without a prompt group.
-        tokens: only the first sequences, with so many trained tokens or a few more.
+        rows: only these sequences; of an accelerator's arrays, no others are copied.
     """
-    size, width = batch.mask_BT.shape
-    if tokens is not None:
-        size = min(size, 1 + int(np.searchsorted(batch.mask_BT.sum(axis=1).cumsum(), tokens)))
-    token_BT = np.full((size, width), -1)
+    width = batch.mask_BT.shape[1]
+    row_R = np.arange(batch.sequences) if rows is None else rows
+
+    def taken(values: Any) -> Array:
+        own = values[moved(row_R, values)] if is_tensor(values) else values[row_R]
+        return hosted(own) if is_tensor(own) else own
+
+    token_RT = np.full((len(row_R), width), -1)
     if batch.token_BT is not None:
-        token_BT = batch.token_BT[:size, batch.token_BT.shape[1] - width :]
+        token_RT = taken(batch.token_BT)[:, -width:]
     stale = {}
     if batch.staleness_BT is not None:
-        stale_BT = np.broadcast_to(batch.staleness_BT, batch.mask_BT.shape)[:size]
-        stale["staleness"] = stale_BT.ravel().astype(np.float64)
+        stale_RT = np.broadcast_to(taken(batch.staleness_BT), (len(row_R), width))
+        stale["staleness"] = stale_RT.ravel().astype(np.float64)
+    names = [batch.group_B[b] if batch.group_B else f"{b}@{member}" for b in row_R.tolist()]
     return Rollouts(
         batch.weights,
-        np.full(size, width),
-        token_BT.ravel(),
-        batch.mask_BT[:size].flatten(),  # a copy, for the trainer may change its arrays
-        batch.logp_train_BT[:size].ravel().astype(np.float64),
-        batch.logp_infer_BT[:size].ravel().astype(np.float64),
-        (batch.group_B or tuple(f"{b}@{member}" for b in range(size)))[:size],
-        tuple(f"sequence {b}" for b in range(size)),
-        {name: values[:size] for name, values in batch.labels.items()},
+        np.full(len(row_R), width),
+        token_RT.ravel(),
+        taken(batch.mask_BT).flatten(),  # a copy, for the trainer may change its arrays
+        taken(batch.logp_train_BT).ravel().astype(np.float64),
+        taken(batch.logp_infer_BT).ravel().astype(np.float64),
+        tuple(names),
+        tuple(f"sequence {b}" for b in row_R.tolist()),
+        {name: tuple(values[b] for b in row_R) for name, values in batch.labels.items()},
         {},
         stale,
     )
 
 
 def data_problems(batch: Batch) -> tuple[str, ...]:
-    """The reasons why a step cannot be evidence: both logprobs are one array, some are above 0, or
-    missing ones were filled with 0.
+    """The reasons why a step cannot be evidence.
+
+    Over all tokens: both logprobs are one array, some are above 0, missing ones were filled with 0,
+    or responses repeat.  Over the tokens of some sequences: every check of a dump that needs no
+    more than logprobs and the mask.
     """
-    copied = [_COPY] if batch.one_array else []
-    if isinstance(batch, DeviceBatch) and is_clean(batch, _RARE_NATS):
-        return tuple(copied)
-    batch = batch.on_host
-    problems = [*copied, *_repeated(batch)]
-    if _suspicious(batch):
-        rollouts, checks = rollouts_of(batch), (Values(), Zeros())
-        for check in checks:
-            check.add(rollouts)
-        problems += errors_of(check.finding() for check in checks)
+    problems = [_COPY] if batch.one_array else []
+    if not (isinstance(batch, DeviceBatch) and is_clean(batch, _RARE_NATS)):
+        problems += _repeated(batch.on_host)
+        if _suspicious(batch.on_host):
+            rollouts, checks = rollouts_of(batch.on_host), (Values(), Zeros())
+            for check in checks:
+                check.add(rollouts)
+            problems += errors_of(check.finding() for check in checks)
+    if not problems and batch.tokens:
+        rows = some_rows(batch, CHECKED_TOKENS)
+        problems += sample_problems([rollouts_of(batch, rows=rows)], but=_ON_ALL)
     return tuple(problems)
 
 
-def sample_problems(parts: Iterable[Rollouts]) -> tuple[str, ...]:
-    """The reasons why a red step is no evidence: a dump's checks, on some of its tokens."""
-    sound = Soundness(alone=True)
+def sample_problems(parts: Iterable[Rollouts], but: Sequence[str] = ()) -> tuple[str, ...]:
+    """The reasons why a step is no evidence: a dump's checks, on some of its tokens.
+
+    Args:
+        but: names of checks that are left out.
+    """
+    sound = Soundness(alone=True, but=but)
     for part in parts:
         sound.add(part)
     return errors_of(map(of_step, sound.findings()))

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from servanda.rl.dumps.checks import (  # noqa: F401 - importing a module registers its check
@@ -36,6 +38,7 @@ class Soundness:
 
     Args:
         alone: only checks that need no more than logprobs and the mask.
+        but: names of checks that are left out.
 
     Parts of a dump may be checked apart, one or more steps each, and joined in their order; a part
     can be pickled.
@@ -44,11 +47,13 @@ class Soundness:
     ['ok', 'unsound']
     """
 
-    def __init__(self, *, alone: bool = False) -> None:
-        every = dict.fromkeys((*_ORDER, *CHECKS))
+    def __init__(self, *, alone: bool = False, but: Sequence[str] = ()) -> None:
+        every = [name for name in dict.fromkeys((*_ORDER, *CHECKS)) if name not in but]
         names = [name for name in every if not (alone and NEEDS.get(name, ("", ""))[0])]
         self._checks: dict[str, Check] = {name: CHECKS[name]() for name in names}
-        self._copies = self._checks["copies"] = copies.Copies()
+        self._copies = copies.Copies()
+        if "copies" in self._checks:
+            self._checks["copies"] = self._copies
 
     @property
     def steps(self) -> dict[int, int]:
