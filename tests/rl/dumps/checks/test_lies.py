@@ -177,7 +177,7 @@ VALUES = {
     "one value of the sampler": (_some(0.02, -2.5, BOTH[1:]), "piles", "warning", "the sampler's"),
     "the trainer on a grid": (_grid(1 / 32, BOTH[:1]), "precision", "warning", "multiples of 1/32"),
     "two digits of both": (_grid(0.01, BOTH), "precision", "warning", "multiples of 0.01"),
-    "the edge again": (_edge, "piles", "unsound", "repeat that of the token before"),
+    "the edge again": (_edge, "filled", "unsound", "repeat that of the token before"),
 }
 
 
@@ -266,10 +266,10 @@ def _filtered(part):
 MASKS = {
     "a header before later turns": (
         _header,
-        "forced",
-        "first trained token of later turns is id 7",
+        "draws",
+        "id 7 is 432 of 432 first tokens of later turns, where the sampler gives it",
     ),
-    "a prefix of the template": (_prefix, "forced", "first trained token of answers is id 9"),
+    "a prefix of the template": (_prefix, "draws", "id 9 is 144 of 144 first tokens of answers"),
     "a filter by the mismatch": (_filtered, "left_out", "a filter by the mismatch"),
 }
 
@@ -294,8 +294,8 @@ def test_a_tag_that_is_nearly_certain_and_a_random_half_of_the_tokens_are_sound(
         some = np.random.default_rng(3).random(len(part.mask_N)) < 0.5
         return replace(part, mask_N=part.mask_N & some)
 
-    assert not {"forced", "left_out"} & {*odd([tagged(p) for p in CLEAN])}
-    assert not {"forced", "left_out"} & {*odd([half(p) for p in CLEAN])}
+    assert not {"draws", "left_out"} & {*odd([tagged(p) for p in CLEAN])}
+    assert not {"draws", "left_out"} & {*odd([half(p) for p in CLEAN])}
 
 
 # ---- prompts and groups

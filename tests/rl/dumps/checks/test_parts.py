@@ -237,4 +237,4 @@ def test_turns_are_the_runs_of_trained_tokens(masks):
 def test_a_part_is_small():
     """A few hundred bytes a sequence: much less than its tokens."""
     size = len(pickle.dumps(part_of([[rollouts(sequences=400, tokens=500)]])))
-    assert size < 400 * 250
+    assert size < 400 * 300

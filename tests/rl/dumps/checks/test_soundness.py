@@ -28,7 +28,7 @@ def others(findings, *names):
     return {f.state for name, f in findings.items() if name not in names}
 
 
-QUIET = {"loss", "lag", "routes", "replay", "versions", "piles", "forced", "siblings", "left_out",
+QUIET = {"loss", "lag", "routes", "replay", "versions", "piles", "filled", "draws", "outcome", "siblings", "left_out",
          "groups", "updates"}  # fmt: skip
 
 

@@ -13,7 +13,10 @@ from servanda.rl.dumps.checks import (  # noqa: F401 - importing a module regist
     columns,
     copies,
     drawn,
+    filled,
+    law,
     loss,
+    outcome,
     pairs,
     routes,
 )

@@ -234,8 +234,8 @@ _IN_RUNS = 0.5  # share of the zeros
 SYSTEMATIC = 0.02  # at one place: share of distinguishable tokens, of which there must be LEAST
 NEAR_NATS = -0.2  # on the other side: at one place even a likely token counts
 TIMES = 10  # smallest ratio to the rate elsewhere
-_SIDES = ("sampler", "trainer")
-_KINDS = (*_SIDES, "both")
+SIDES = ("sampler", "trainer")
+_KINDS = (*SIDES, "both")
 
 
 def _in_runs(rollouts: Rollouts, zero_K: Array) -> int:
@@ -280,9 +280,9 @@ class Zeros(Sums):
             "turn": last_T[~turns.final_T],
             "start": first_T[turns.length_T > 1],
         }
-        filled = dict.fromkeys(_SIDES, np.zeros(len(rollouts.trained_K), dtype=bool))
+        filled = dict.fromkeys(SIDES, np.zeros(len(rollouts.trained_K), dtype=bool))
         sides = (rollouts.infer_K, rollouts.train_K)
-        for side, own_K, other_K in zip(_SIDES, sides, sides[::-1], strict=True):
+        for side, own_K, other_K in zip(SIDES, sides, sides[::-1], strict=True):
             unsure_K = other_K < NEAR_NATS
             zero_K = unsure_K & (own_K == 0)
             for name, n in _counted(unsure_K, places).items():
@@ -410,7 +410,7 @@ def _drawn(rollouts: Rollouts, at_T: Array) -> Array:
 # themselves, so those are not examined.
 
 
-_CERTAIN_NATS = 1e-3
+CERTAIN_NATS = 1e-3
 _NATURAL = 0.1  # least ratio of nearly certain tokens to exactly certain ones
 # of the zeros that would be in runs of one or two if each token were one by itself: of filled text
 _SHORT = 0.2
@@ -432,18 +432,17 @@ class Piles(Sums):
         self.tokens = self.sampled = self.zero = self.near = 0
         self.sequences = self.ended = 0  # whose last two trained tokens are one id, 0 on both sides
         self.short = 0  # zeros on both sides in runs of one or two
-        self.values: dict[str, Counter[float]] = {s: Counter() for s in (*_SIDES, "both")}
-        self.grids = {side: Grid() for side in _SIDES}
+        self.values: dict[str, Counter[float]] = {s: Counter() for s in (*SIDES, "both")}
+        self.grids = {side: Grid() for side in SIDES}
         self.coarse = 0
         self.zeros_of: Counter[int] = Counter()  # id -> tokens that are 0 on both sides
         self.other = np.zeros(_BINS, bool)  # ids with another value
-        self.repeats = dict.fromkeys(_KINDS[::-1], 0)  # tokens with the value of the one before
         self.first = FirstPlace()
 
     def add(self, rollouts: Rollouts) -> None:
         infer_K, train_K = rollouts.infer_K, rollouts.train_K
         zero_K = (infer_K == 0) & (train_K == 0)
-        near_K = (infer_K > -_CERTAIN_NATS) & (train_K > -_CERTAIN_NATS) & ~zero_K
+        near_K = (infer_K > -CERTAIN_NATS) & (train_K > -CERTAIN_NATS) & ~zero_K
         self.tokens += len(zero_K)
         self.zero += int(np.count_nonzero(zero_K))
         self.near += int(np.count_nonzero(near_K))
@@ -453,12 +452,12 @@ class Piles(Sums):
         self.sequences += int((rollouts.trained_S > 0).sum())
         self.ended += int((zero_K[last_S] & zero_K[last_S - 1] & alike_S).sum())
         self._by_id(rollouts, zero_K)
-        self._by_run(rollouts, zero_K, token_K)
+        self._by_run(rollouts, zero_K)
         self.first.add(rollouts, zero_K)
         at_M = np.arange(0, len(zero_K), max(1, -(-len(zero_K) // _SAMPLE)))
         self.sampled += len(at_M)
         infer_M, train_M = infer_K[at_M], train_K[at_M]
-        self.coarse += any(map(_coarse, (infer_M, train_M)))
+        self.coarse += any(map(coarse, (infer_M, train_M)))
         for side, grid in self.grids.items():
             grid.add(infer_M if side == "sampler" else train_M)
         names = {name: i for i, name in enumerate(dict.fromkeys(rollouts.group_S))}
@@ -479,20 +478,13 @@ class Piles(Sums):
         self.other[id_K[~zero_K]] = True
         self.zeros_of.update(id_K[zero_K].tolist())
 
-    def _by_run(self, rollouts: Rollouts, zero_K: Array, token_K: Array) -> None:
-        at_K, same_K = rollouts.trained_K, {}
-        next_K = np.diff(at_K) == 1
-        next_K &= np.diff(rollouts.sequence_of(at_K)) == 0
+    def _by_run(self, rollouts: Rollouts, zero_K: Array) -> None:
         if zero_K.any():  # runs of zeros, and how many are of one or two
+            at_K = rollouts.trained_K
+            next_K = (np.diff(at_K) == 1) & (np.diff(rollouts.sequence_of(at_K)) == 0)
             goes_on_K = np.append(False, next_K & zero_K[1:] & zero_K[:-1])
             run_G = np.bincount(np.cumsum(~goes_on_K)[zero_K])
             self.short += int(run_G[run_G <= 2].sum())
-        next_K &= token_K[1:] != token_K[:-1]
-        for side, logp_K in zip(_SIDES, (rollouts.infer_K, rollouts.train_K), strict=True):
-            same_K[side] = next_K & (np.diff(logp_K) == 0) & (logp_K[1:] < -_CERTAIN_NATS)
-        same_K["both"] = same_K["sampler"] & same_K["trainer"]
-        for side, flag_K in same_K.items():
-            self.repeats[side] += int(np.count_nonzero(flag_K))
 
     def _of_ids(self) -> tuple[int, int]:
         """Ids that are 0 on both sides wherever they occur, and their tokens."""
@@ -534,37 +526,29 @@ class Piles(Sums):
         grids = any(grid.step for grid in self.grids.values())
         if self.coarse or grids or self.sampled < _LEAST_SAMPLE:
             return None
-        for side, least in (("both", _SAME), *((side, _PILE) for side in _SIDES)):
+        for side, least in (("both", _SAME), *((side, _PILE) for side in SIDES)):
             for value, n in self.values[side].most_common(1):
                 if (often := share(n, self.sampled)) <= least:
                     continue
                 text = (
-                    f"{100 * often:.2g} % of {_whose(side)} logprobs are exactly {value:.6g}, "
+                    f"{100 * often:.2g} % of {whose(side)} logprobs are exactly {value:.6g}, "
                     "under several prompts: a bound, or a value that was filled in"
                 )
                 state = "unsound" if side == "both" and often > _FILLED_BOTH else "warning"
                 return Finding("piles", state, text, {"share": often})
-        for side, n in self.repeats.items():
-            if n > _PILE * self.tokens:
-                text = (
-                    f"{n:,} of {self.tokens:,} of {_whose(side)} logprobs repeat that of the token "
-                    "before, to the last digit: the column was filled up"
-                )
-                state = "unsound" if n > _SAME * self.tokens else "warning"
-                return Finding("piles", state, text, {"repeats": n})
         return None
 
 
-def _whose(side: str) -> str:
+def whose(side: str) -> str:
     return "both sides'" if side == "both" else f"the {side}'s"
 
 
-def _coarse(logp_M: Array) -> bool:
+def coarse(logp_M: Array) -> bool:
     """Whether a column has few values by itself: a small format, or a law with few outcomes."""
     formats = exact_in(logp_M)
     if formats and CAPTURES[formats[0]] < CAPTURES["float32"]:
         return True
-    unsure_M = logp_M[logp_M < -_CERTAIN_NATS]
+    unsure_M = logp_M[logp_M < -CERTAIN_NATS]
     _, n_V = np.unique(unsure_M, return_counts=True)
     others = len(unsure_M) - int(n_V.max(initial=0))  # without the most frequent one
     return len(n_V) < _DISTINCT * others
@@ -572,7 +556,7 @@ def _coarse(logp_M: Array) -> bool:
 
 def _piled(value_M: Array, group_M: Array) -> Counter[float]:
     """How often each value occurs that several prompts have; near 0 every value is common."""
-    kept_M = np.isfinite(value_M) & (value_M < -_CERTAIN_NATS)
+    kept_M = np.isfinite(value_M) & (value_M < -CERTAIN_NATS)
     value_M, group_M = value_M[kept_M], group_M[kept_M]
     value_V, at_M, n_V = np.unique(value_M, return_inverse=True, return_counts=True)
     found: Counter[float] = Counter()

@@ -1,94 +1,14 @@
-# Whether the trained tokens are those that the sampler drew: the law of a drawn token, the tokens
-# that the mask leaves out, and the responses that are missing from a group.
+# The tokens that the mask leaves out of responses, and the responses that a group lacks.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 
 import numpy as np
 
 from servanda.report.format import count
-from servanda.rl.dumps.checks.base import LEAST, Finding, FirstPlace, Sums, check, digest, share
+from servanda.rl.dumps.checks.base import LEAST, Finding, FirstPlace, Sums, check
 from servanda.traces.rollouts import Array, Rollouts
-
-# Forced: a token that stands at one place of all turns was drawn there each time, or never.
-#
-# The sampler's own probabilities say how likely so many draws of one id are.
-
-_NATS = math.log(1e-6) - math.log(1e6)  # so unlikely, for each of a million ids
-_ALWAYS = 0.9  # share of the turns that have the id
-_TURNS = 10
-
-
-class _Place(Sums):
-    """Ids at one place of a turn, and the sum of the sampler's logprobs of each."""
-
-    def __init__(self) -> None:
-        self.turns = 0
-        self.ids: Counter[int] = Counter()
-        self.nats: dict[int, float] = {}
-
-    def add(self, token_T: Array, infer_T: Array) -> None:
-        known_T = np.isfinite(infer_T) & (infer_T < 0)
-        token_T, infer_T = token_T[known_T], infer_T[known_T]
-        self.turns += len(token_T)
-        id_I, at_T, n_I = np.unique(token_T, return_inverse=True, return_counts=True)
-        nats_I = np.bincount(at_T, infer_T, minlength=len(id_I))
-        self.ids.update(dict(zip(id_I.tolist(), n_I.tolist(), strict=True)))
-        for token, nats in zip(id_I.tolist(), nats_I.tolist(), strict=True):
-            self.nats[token] = self.nats.get(token, 0.0) + nats
-
-    def join(self, later: _Place) -> None:
-        self.turns += later.turns
-        self.ids.update(later.ids)
-        for token, nats in later.nats.items():
-            self.nats[token] = self.nats.get(token, 0.0) + nats
-
-    @property
-    def forced(self) -> int | None:
-        """An id that cannot have been drawn so often; None if there is none."""
-        for token, n in self.ids.most_common(1):
-            if n < max(_TURNS, _ALWAYS * self.turns):
-                break
-            ways = math.lgamma(self.turns + 1) - math.lgamma(n + 1)
-            ways -= math.lgamma(self.turns - n + 1)
-            if ways + self.nats[token] < _NATS:
-                return token
-        return None
-
-
-@check("forced", needs="texts", asks="whether a token that was not drawn is trained")
-class Forced(Sums):
-    """The ids of the first trained token of answers, and of later turns."""
-
-    def __init__(self) -> None:
-        self.places = {"answers": _Place(), "later turns": _Place()}
-        self.first = {name: FirstPlace() for name in self.places}
-
-    def add(self, rollouts: Rollouts) -> None:
-        turns, infer_K = rollouts.turns, rollouts.infer_K
-        token_K = rollouts.token_N[rollouts.trained_K]
-        for name, own_T in zip(self.places, (turns.number_T < 2, turns.number_T >= 2), strict=True):
-            at_T = turns.trained_T[own_T]
-            self.places[name].add(token_K[at_T], infer_K[at_T])
-            if len(at_T):
-                self.first[name].add_token(rollouts, int(at_T[0]))
-
-    def finding(self) -> Finding:
-        for name, place in self.places.items():
-            if (token := place.forced) is None:
-                continue
-            n, usual = place.ids[token], math.exp(place.nats[token] / place.ids[token])
-            text = (
-                f"the first trained token of {name} is id {token} {n:,} of {place.turns:,} times, "
-                f"and the sampler gives it a probability of about {usual:.2g}: it was not drawn "
-                "(a header or a prefix of the template, or a loss mask that begins too early)"
-            )
-            numbers = {"turns": float(place.turns), "forced": float(n)}
-            return Finding("forced", "unsound", text, numbers, self.first[name].place)
-        return Finding("forced", "ok", "")
-
 
 # Left out: tokens inside a response that both sides scored, and that are not trained.
 #
@@ -156,76 +76,6 @@ def _between(rollouts: Rollouts, mask_N: Array) -> Array:
     base_S[some_S] = before_N[start_S[some_S]] - mask_N[start_S[some_S]]
     before_N = before_N - base_S[rollouts.sequence_N]
     return (before_N > 0) & (before_N < rollouts.trained_S[rollouts.sequence_N])
-
-
-# Siblings: responses to one prompt that begin alike have one law there, so one logprob.
-
-_BEGINNING = 4  # tokens
-_UNSURE_NATS = -0.2
-_FAR_NATS = 1.0  # kernels, their batches, and an update differ by less
-_PAIRS = 30
-
-
-@check("siblings", needs="texts", asks="whether responses that begin alike have one logprob there")
-class Siblings(Sums):
-    """Counts beginnings that two responses of a step share, and those with other logprobs."""
-
-    def __init__(self) -> None:
-        self.pairs = self.far = 0
-        self.groups = self.mixed = self.shared = 0  # prompt groups; prompts of several of them
-        self.first, self.first_mixed = FirstPlace(), FirstPlace()
-
-    def add(self, rollouts: Rollouts) -> None:
-        infer_N, token_N = rollouts.logp_infer_N, np.ascontiguousarray(rollouts.token_N)
-        known: dict[tuple[int, ...], float] = {}  # prompt and beginning -> the first logprob
-        prompts: dict[str, dict[int, Array]] = {}  # group -> its prompts, by their digests
-        trained_S = np.cumsum(rollouts.trained_S) - rollouts.trained_S
-        for s in np.flatnonzero(rollouts.trained_S):
-            start, first = int(rollouts.start_S[s]), int(rollouts.trained_K[trained_S[s]])
-            if first == start:  # without a prompt, nothing says that two laws are one
-                continue
-            prompt = digest(token_N[start:first])
-            prompts.setdefault(rollouts.group_S[s], {})[prompt] = token_N[start:first]
-            end = min(first + _BEGINNING, start + int(rollouts.length_S[s]))
-            for at in range(first, end):
-                logp = float(infer_N[at])
-                if not (rollouts.mask_N[at] and math.isfinite(logp)):
-                    break
-                like = known.setdefault((prompt, *token_N[first : at + 1].tolist()), logp)
-                if min(like, logp) > _UNSURE_NATS or like is logp:
-                    continue
-                self.pairs += 1
-                if abs(like - logp) > _FAR_NATS:
-                    self.far += 1
-                    self.first.place = self.first.place or rollouts.source_S[s]
-        groups_of = Counter(prompt for own in prompts.values() for prompt in own)
-        self.shared += sum(n > 1 for n in groups_of.values())
-        for group, own in prompts.items():
-            self.groups += 1
-            shortest = min(own.values(), key=len)  # a mask may begin later in some responses
-            if not all(np.array_equal(of[: len(shortest)], shortest) for of in own.values()):
-                self.mixed += 1
-                place = rollouts.source_S[rollouts.group_S.index(group)]
-                self.first_mixed.place = self.first_mixed.place or place
-
-    def finding(self) -> Finding:
-        numbers = {"pairs": self.pairs, "far": self.far, "mixed": self.mixed}
-        if self.pairs >= _PAIRS and self.far > self.pairs / 2:
-            text = (
-                f"responses of a step that have the same prompt and begin alike have other "
-                f"logprobs there, by more than {_FAR_NATS:g} nat in {self.far:,} of {self.pairs:,} "
-                "tokens: the sampler's logprobs are of other tokens, or the prompts are not those "
-                "that it had"
-            )
-            return Finding("siblings", "unsound", text, numbers, self.first.place)
-        if min(self.mixed, self.shared) >= LEAST and share(self.mixed, self.groups) > 0.01:
-            text = (
-                f"{self.mixed:,} of {count(self.groups, 'prompt group')} have responses to "
-                f"different prompts, and {self.shared:,} prompts are in several groups: do the "
-                "groups belong to these rows?"
-            )
-            return Finding("siblings", "warning", text, numbers, self.first_mixed.place)
-        return Finding("siblings", "ok", "", numbers)
 
 
 # Group sizes: responses that are missing from a group were left out.

@@ -13,9 +13,12 @@ from servanda.theory.stats.lag_split import LagSplit
 from servanda.traces.rollouts import LOSS_MASK, LOSS_WEIGHT, UPDATE, VERSIONS, Array, Rollouts
 
 VERSION = "weight_version"  # of Rollouts.per_token
+ENGINES = ("replica", "rank", "engine")  # labels of one engine
 # verl's check_rollout_correction_health alarms beyond these: mean weight, effective sample size
 MEAN, EFFECTIVE = (0.5, 2.0), 0.3
+OUTSIDE = 0.001  # share of the tokens in the loss that are not trained
 FALLS = 0.01  # share of the responses whose versions fall
+BACK = 3  # updates by which an engine's newest version falls
 GROWN = 1.5  # ratio of the last third of the steps to the first
 LEAST_STEPS = 6
 APART, TOKENS = 2.0, 200  # ratio of the mean |log ratio| of mixed responses; fewest tokens
@@ -29,8 +32,19 @@ class Loss(Sums):
 
     def __init__(self) -> None:
         self.steps: list[tuple[int, LossSums]] = []
+        self.used = self.untrained = 0  # tokens with a weight in the loss; of these, not trained
+        self.first = FirstPlace()
 
     def add(self, rollouts: Rollouts) -> None:
+        if (loss_N := rollouts.per_token.get(LOSS_MASK)) is not None:
+            begun_N = np.cumsum(rollouts.mask_N)  # behind the first trained token of a sequence
+            before_S = np.append(0, begun_N)[rollouts.start_S]
+            used_N = (np.nan_to_num(loss_N) != 0) & (begun_N > before_S[rollouts.sequence_N])
+            other_N = np.flatnonzero(used_N & ~rollouts.mask_N)
+            self.used += int(used_N.sum())
+            self.untrained += len(other_N)
+            if len(other_N) and not self.first.place:
+                self.first.place = rollouts.source_S[int(rollouts.sequence_of(other_N[0]))]
         trained = rollouts.trained_K
         columns = {
             name: column[trained]
@@ -53,6 +67,13 @@ class Loss(Sums):
         self.steps.append((rollouts.step, sums))
 
     def finding(self) -> Finding:
+        if self.untrained > OUTSIDE * self.used:
+            text = (
+                f"the loss used {self.untrained:,} tokens that the mask leaves out, of "
+                f"{self.used:,}: the two masks are shifted, or of other rows"
+            )
+            odd = self.untrained, self.used, OUTSIDE
+            return Finding("loss", "unsound", text, {}, self.first.place, odd)
         sums = LossSums.joined([sums for _, sums in self.steps])
         kept, mean, effective = sums.kept_ratio, sums.mean, sums.effective_ratio
         if kept is None:
@@ -153,7 +174,10 @@ class Versions(Sums):
         self.sums = StepSums()  # [2, 3]: responses, trained tokens and sum of |d|; mixed ones last
         self.largest: list[int] = []
         self.known = self.falls = 0  # sequences with versions of their tokens, and with older later
-        self.first, self.first_fall = FirstPlace(), FirstPlace()
+        self.ahead = 0  # sequences with a version that the trainer of their step does not have
+        self.first, self.first_fall, self.first_ahead = FirstPlace(), FirstPlace(), FirstPlace()
+        # of each chunk and engine: its name, the step, its newest version, sum of |d|, and tokens
+        self.engines: list[tuple[str, int, float, float, int]] = []
 
     def add(self, rollouts: Rollouts) -> None:
         if (version_N := rollouts.per_token.get(VERSION)) is not None:
@@ -161,6 +185,10 @@ class Versions(Sums):
                 version_N[rollouts.trained_K],
                 rollouts.sequence_of(rollouts.trained_K),
             )
+            ahead_S = np.bincount(of_K[version_K > rollouts.step], minlength=len(rollouts)) > 0
+            self.ahead += int(ahead_S.sum())
+            self.first_ahead.add_sequence(rollouts, ahead_S)
+            self._engines(rollouts, version_K, of_K)
             fall_K = (np.diff(version_K) < 0) & (np.diff(of_K) == 0)
             fall_S = np.bincount(of_K[1:][fall_K], minlength=len(rollouts)) > 0
             self.known += int((rollouts.trained_S > 0).sum())
@@ -177,7 +205,57 @@ class Versions(Sums):
         self.largest.append(int(many_S.max(initial=0)))
         self.first.add_sequence(rollouts, mixed_S)
 
+    def _engines(self, rollouts: Rollouts, version_K: Array, of_K: Array) -> None:
+        ratio_K = np.abs(rollouts.ratio_K)
+        known_K = np.isfinite(version_K) & np.isfinite(ratio_K)
+        for label in ENGINES:
+            values_S = np.array(rollouts.labels.get(label, ()))
+            for value in np.unique(values_S):
+                own_K = known_K & (values_S[of_K] == value)
+                if own_K.any():
+                    name, newest = f"{label} {value}", float(version_K[own_K].max())
+                    gap = float(ratio_K[own_K].sum())
+                    self.engines.append((name, rollouts.step, newest, gap, int(own_K.sum())))
+
+    def _back(self) -> Finding | None:
+        """An engine whose newest version falls from one step to the next."""
+        for name in dict.fromkeys(name for name, *_ in self.engines):
+            rows = [row for of, *row in self.engines if of == name]
+            newest, at = rows[0][1], 0
+            for i, (step, version, _, _) in enumerate(rows):
+                if newest - version >= BACK and step > rows[at][0]:
+                    break
+                newest, at = max((newest, at), (version, i))
+            else:
+                continue
+            (_, _, gap, n), (_, _, later, later_n) = (
+                np.sum(part, axis=0) for part in (rows[:i], rows[i:])
+            )
+            text = (
+                f"the newest weights of {name} are version {version:g} at step {step}, after "
+                f"{newest:g} before"
+            )
+            if later / later_n > GROWN * gap / n:
+                text += ": the engine went back to older weights"
+                return Finding("versions", "warning", text)
+            text += (
+                f", and its mean |log ratio| does not grow ({gap / n:.2g} before, "
+                f"{later / later_n:.2g} nats after): its counter was restarted, so the age of its "
+                "tokens is unknown"
+            )
+            return Finding("versions", "unsound", text)
+        return None
+
     def finding(self) -> Finding:
+        if self.ahead > FALLS * self.known:
+            text = (
+                f"{self.ahead:,} of {self.known:,} responses are of weights newer than those of "
+                "the trainer at their step: the versions are not those of the tokens"
+            )
+            odd = self.ahead, self.known, FALLS
+            return Finding("versions", "unsound", text, {}, self.first_ahead.place, odd)
+        if back := self._back():
+            return back
         if self.falls > max(1, FALLS * self.known):
             text = (
                 f"in {self.falls:,} of {self.known:,} responses later tokens are of older weights "
