@@ -28,8 +28,8 @@ def others(findings, *names):
     return {f.state for name, f in findings.items() if name not in names}
 
 
-QUIET = {"loss", "lag", "routes", "replay", "versions", "piles", "filled", "draws", "outcome", "siblings", "left_out",
-         "groups", "updates"}  # fmt: skip
+QUIET = {"loss", "lag", "routes", "replay", "versions", "piles", "filled", "draws", "outcome",
+         "siblings", "left_out", "groups", "updates"}  # fmt: skip
 
 
 def test_a_clean_dump_has_nothing_to_be_said_against_it():
