@@ -26,7 +26,7 @@ import ast
 import inspect
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from importlib import import_module
 from importlib.abc import MetaPathFinder
@@ -295,14 +295,23 @@ def _functions(module: Any) -> list[Any]:
     return [value for names in (vars(module), *own) for value in names.values()]
 
 
-def main() -> int:
-    """Print what is missing; returns 0 if nothing is."""
-    problems = missing()
-    for problem in problems:
-        print(problem)
-    if not problems:
-        print(f"verl is watched: {os.environ[CONTRACT]}")
-    return 2 if problems else 0
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print what is missing, or what will be judged of the run that has these arguments.
+
+    Returns:
+        2 if something is missing, or if that run is not judged; else 0.
+    """
+    from servanda.rl.verl_coverage import coverage
+
+    if problems := missing():
+        print("\n".join(problems))
+        return 2
+    try:
+        judged, text = coverage(sys.argv[1:] if arguments is None else arguments, Watch().recompute)
+    except ServandaError as error:
+        judged, text = False, str(error)
+    print(f"verl is watched: {os.environ[CONTRACT]}\n{text}" if judged else text)
+    return 0 if judged else 2
 
 
 if __name__ == "__main__":
