@@ -13,6 +13,7 @@ collect_ignore = [
     "trl_async_run.py",
     "trl_drills.py",
     "trl_runs.py",
+    "verl_fits.py",
     "verl_steps.py",
     "zero3_drills.py",
 ]  # for other interpreters than this one

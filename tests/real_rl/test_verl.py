@@ -1,6 +1,7 @@
 # verl 0.9.1: steps of its own trainer and functions, and its own DataProto; nothing is trained.
 #
 # The V1 trainer's methods are called on a trainer that has no Ray behind it: see verl_steps.py.
+# The loops of the other trainers run whole, without Ray as well: see verl_fits.py.
 
 import json
 import os
@@ -51,10 +52,23 @@ def steps(verl, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def recorded():
+def fits(verl, tmp_path_factory):
+    contract = verl_contracts.write(tmp_path_factory.mktemp("contract"), verl_contracts.WATCH)
+    script = Path(__file__).with_name("verl_fits.py")
+    done = verl(script, contract, CALLS, SERVANDA_VERL=str(contract))
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def recorded_d_BT():
     with np.load(CALLS) as file:
         given = {name.removeprefix("given/"): file[name] for name in file.files}
-    d_BT = given["old_log_probs"].astype(np.float64) - given["rollout_log_probs"]
+    return given["old_log_probs"].astype(np.float64) - given["rollout_log_probs"]
+
+
+@pytest.fixture(scope="module")
+def recorded():
+    d_BT = recorded_d_BT()
     width_B = [12 - i % 3 for i in range(len(d_BT))]  # as verl_steps.py cuts them
     return [d_T[:width] for d_T, width in zip(d_BT, width_B, strict=True)]
 
@@ -117,16 +131,113 @@ def test_in_bypass_mode_a_share_can_be_scored_after_all(steps, recorded):
     metrics = found["metrics"]
     assert metrics["servanda/abs_log_ratio_nats"] == pytest.approx(mean, rel=1e-5)
     assert metrics["servanda/compared"] == 1.0 and metrics["servanda/share"] == 0.25
+    assert found["left"] == {}  # verl's batch has nothing of what its share was scored with
 
 
 def test_a_rollout_without_logprobs_is_an_error(steps):
     assert "set actor_rollout_ref.rollout.calculate_log_probs=True" in steps[0]["unasked"]["error"]
 
 
-def test_a_launcher_can_assert_that_verl_is_watched(verl):
+@pytest.mark.parametrize("trainer", ["legacy", "one_step_off", "fully_async"])
+def test_bypass_mode_has_a_share_scored_in_every_trainer(fits, trainer):
+    """Two ranks whose micro-batches are of four: verl's engine takes no other number of them."""
+    found = fits[trainer]
+    steps = 4 if trainer == "fully_async" else 2
+    assert found["steps"] == [*range(1, steps + 1)]
+    assert [len(rows) for rows in found["asked"]] == [4] * steps
+    d_BT = np.abs(recorded_d_BT())
+    gaps = [d_BT[rows].mean() for rows in found["asked"]]
+    if trainer == "fully_async":  # it logs a sync of two steps, when the next has begun
+        gaps = [gaps[0], np.mean(gaps[1:3])]
+    for metrics, gap in zip(found["metrics"], gaps, strict=True):
+        assert metrics["servanda/abs_log_ratio_nats"] == pytest.approx(gap, rel=1e-4)
+        assert metrics["servanda/active"] == metrics["servanda/compared"] == 1.0
+        assert metrics["servanda/share"] == 0.25
+        assert metrics["actor/pg_loss"] == 0.5
+    assert not found["saved"]  # weights are not copied for it
+    assert "servanda:" not in found["said"]
+
+
+@pytest.mark.parametrize("trainer", ["legacy", "one_step_off", "fully_async"])
+def test_a_trainer_that_scores_each_batch_is_judged_on_each(fits, trainer):
+    found = fits[f"{trainer} decoupled"]
+    assert {len(rows) for rows in found["asked"]} == {16}  # by verl itself
+    assert len(found["asked"]) == len(found["steps"])
+    for metrics in found["metrics"]:
+        wanted = np.abs(recorded_d_BT()).mean()
+        assert metrics["servanda/abs_log_ratio_nats"] == pytest.approx(wanted, rel=1e-4)
+        assert "servanda/share" not in metrics
+
+
+@pytest.mark.parametrize("trainer", ["legacy", "one_step_off", "fully_async"])
+def test_a_run_without_logprobs_of_the_rollout_says_so_at_its_first_step(fits, trainer):
+    found = fits[f"{trainer} silent"]
+    assert not found["steps"] and "servanda/active" not in found["metrics"][0]
+    said = found["said"][found["said"].index("servanda:") :].split("\n")[:2]
+    assert said == [
+        "servanda: error: step 1 of verl's log has no servanda/active: its rollout returned no "
+        "logprobs, and this run is not judged.",
+        "  hint: set actor_rollout_ref.rollout.calculate_log_probs=True",
+    ]
+    assert found["said"].count("servanda:") == 1
+
+
+def test_a_share_of_none_is_an_error_of_each_step_in_other_trainers_too(fits):
+    found = fits["legacy unscored"]
+    assert not found["asked"] and found["steps"] == [1, 2]
+    assert {metrics["servanda/compared"] for metrics in found["metrics"]} == {0.0}
+    assert found["said"].count("leave out SERVANDA_VERL_RECOMPUTE=0") == 1
+
+
+def test_a_launcher_is_told_what_each_trainer_has_judged(verl):
     done = verl("-m", "servanda.rl.verl", "--check", SERVANDA_VERL="verl-sync")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.splitlines()[-1] == "verl is watched: verl-sync"
+    lines = done.stdout.splitlines()
+    first = lines.index("verl is watched: verl-sync")
+    assert [line.split() for line in lines[first + 2 : -1]] == [
+        [*name.split(), *what.split()]
+        for name, what in {
+            "V1, sync": "every batch is judged",
+            "V1, colocate_async": "every batch is judged",
+            "V1, separate_async": "every batch is judged",
+            "trainer.use_v1=False": "every batch is judged",
+            "one_step_off_policy": "6 % of the sequences are judged (bypass mode)",
+            "fully_async_policy": "6 % of the sequences are judged (bypass mode)",
+        }.items()
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (
+            "trainer.use_v1=False algorithm.rollout_correction.bypass_mode=True trainer.nnodes=2",
+            0,
+            "trainer.use_v1=False: 6 % of the sequences are judged (bypass mode)",
+        ),
+        (
+            "--config-name fully_async_ppo_megatron_trainer async_training.require_batches=2",
+            0,
+            "fully_async_policy: 6 % of the sequences are judged (bypass mode)",
+        ),
+        (
+            "-m verl.experimental.one_step_off_policy.main_ppo "
+            "actor_rollout_ref.rollout.calculate_log_probs=False",
+            2,
+            "one_step_off_policy: nothing: its rollout returns no logprobs; set "
+            "actor_rollout_ref.rollout.calculate_log_probs=True",
+        ),
+        ("trainer.v1.trainer_mode=sepaate_async", 2, "  hint: did you mean 'separate_async'?"),
+        (
+            "trainer.usev1=False",
+            2,
+            "  hint: give the arguments as verl gets them, such as trainer.use_v1=False",
+        ),
+    ],
+)
+def test_a_launcher_is_told_what_of_its_run_is_judged(verl, arguments, code, said):
+    done = verl("-m", "servanda.rl.verl", "--check", *arguments.split(), SERVANDA_VERL="verl-sync")
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (code, said), done.stderr[-2000:]
 
 
 def test_a_plug_in_that_verl_leaves_out_is_found_out(verl):

@@ -55,6 +55,8 @@ class Workers:
 
     def compute_log_prob(self, batch):
         self.asked.append(list(batch.keys))
+        # of a share, whose number verl's micro-batches need not divide
+        assert ("micro_batch_size_per_gpu" in batch.extra_info) == (len(batch) < len(self.scored))
         for key in batch.keys:
             # of token j + 1 at place j; the prompt's are nobody's business
             logp = torch.cat([torch.zeros(PROMPT - 1), self.scored[key], torch.zeros(1)])
@@ -133,7 +135,7 @@ def step(contract, calls, correction, recompute=0.0, calculate=True, kept=None):
         return {"error": f"{type(error).__name__}: {error}"}
     rows = [*queue.rows.values()]
     names = [n for n in ("response_mask", "rollout_is_weights") if n in rows[0]]
-    written = {n: [row[n].tolist() for row in rows] for n in names}
+    written = {n: [row[n].tolist() for row in rows] for n in names} | {"left": batch.extra_info}
     if kept is not None:
         (part,) = open_dump(kept).read()
         labels = {name: sorted({*values}) for name, values in part.labels.items()}

@@ -23,6 +23,8 @@ PATH = Path(__file__).parents[1] / "data" / "verl_calls.npz"
 METRICS = "verl.utils.debug.metrics"
 HELPER = "verl.trainer.ppo.rollout_corr_helper"
 TRAINER = "verl.trainer.ppo.v1.trainer_base"
+OTHERS = "verl.trainer.ppo.ray_trainer"
+TRACKING = "verl.utils.tracking"
 STAND_IN = {  # file -> text: what verl has there returns what verl returned
     "verl/__init__.py": "",
     "verl/utils/__init__.py": "",
@@ -44,8 +46,6 @@ def compute_rollout_correction_and_add_to_batch(batch, config):
         batch.batch[name] = torch.tensor(values)
     return batch, dict(RECORDED["told"])
 
-def apply_bypass_mode(batch, config=None, policy_loss_config=None):
-    batch.batch["old_log_probs"] = batch.batch["rollout_log_probs"]
 """,
     "verl/trainer/ppo/v1/__init__.py": "",
     "verl/trainer/ppo/v1/trainer_base.py": """\
@@ -56,6 +56,21 @@ class PPOTrainer:
     def _compute_old_log_prob(self, batch, metrics):
         metrics.update(calculate_debug_metrics(batch))
         return batch
+""",
+    "verl/trainer/ppo/ray_trainer.py": """\
+class RayPPOTrainer:
+    def _compute_old_log_prob(self, batch):
+        return self.score(batch), 0.0
+
+    def _update_actor(self, batch):
+        return self.update(batch)
+""",
+    "verl/utils/tracking.py": """\
+class Tracking:
+    lines = []
+
+    def log(self, data, step, backend=None):
+        self.lines.append((data, step))
 """,
 }
 
@@ -130,6 +145,13 @@ def test_what_a_trainer_has_by_name_is_what_was_changed(verl, tmp_path, before):
         ("debug/metrics", "calculate_debug", "debug", "calculate_debug_metrics of verl is not "),
         ("v1/trainer_base", "batch, metrics", "batch", "takes (self, batch), and not (self, batch"),
         ("v1/trainer_base", "PPOTrainer", "Trainer", "PPOTrainer._compute_old_log_prob of verl is"),
+        ("ray_trainer", "_update_actor", "_update", "RayPPOTrainer._update_actor of verl is not"),
+        (
+            "utils/tracking",
+            "data, step, backend",
+            "data, backend",
+            "Tracking.log of verl takes (self, data, b",
+        ),
     ],
 )
 def test_a_verl_of_another_shape_is_an_error_where_it_is_imported(
@@ -259,17 +281,143 @@ def test_a_run_does_not_stop_unless_told(watched):
     assert metrics.calculate_debug_metrics(data)["servanda/violated_cells"] == 1.0
 
 
-def test_bypass_mode_is_said_once_and_nothing_is_compared(watched, capsys, tmp_path):
-    _, helper = watched(WATCH)
-    for _ in range(2):
-        helper.apply_bypass_mode(batch())
-    said = capsys.readouterr().err
-    assert said == (
-        "servanda: verl runs in bypass mode, where old_log_probs are those of the rollout: there "
-        "are no train logprobs, and nothing is compared.\n"
-        "  hint: SERVANDA_VERL_RECOMPUTE=0.06, the default, lets the trainer score 6 % of the "
-        "sequences\n"
+class Rows:
+    """Stands in for a DataProto of a trainer that is no V1 trainer."""
+
+    def __init__(self, tensors, columns, meta_info):
+        self.batch, self.non_tensor_batch, self.meta_info = tensors, columns, meta_info
+
+    def __len__(self):
+        return len(self.batch["rollout_log_probs"])
+
+    def select_idxs(self, places):
+        return Rows(
+            {name: values[places] for name, values in self.batch.items()},
+            {name: values[places] for name, values in self.non_tensor_batch.items()},
+            self.meta_info,
+        )
+
+
+def bypassed(ranks=2, logprobs=True, bypass=True):
+    """(trainer, batch, sequences that were scored) of the trainers before V1, in bypass mode."""
+    given, scored = batch(), []
+    truth = given.batch["old_log_probs"]
+    tensors = {**given.batch, "row": torch.arange(len(truth))}
+    if logprobs:
+        tensors["old_log_probs"] = tensors["rollout_log_probs"]
+    else:
+        del tensors["rollout_log_probs"]
+
+    def score(part):
+        scored.append(part.batch["row"].tolist())
+        assert part.meta_info == {"temperature": 1.0, "micro_batch_size_per_gpu": 1}
+        return SimpleNamespace(batch={"old_log_probs": truth[part.batch["row"]]})
+
+    def update(data):
+        assert data.meta_info == {"temperature": 1.0}  # nothing of ours
+        return SimpleNamespace(meta_info={"metrics": {"actor/pg_loss": [0.1]}})
+
+    trainer = importlib.import_module(OTHERS).RayPPOTrainer()
+    trainer.score, trainer.update, trainer.global_steps = score, update, 5
+    trainer.config = SimpleNamespace(algorithm={"rollout_correction": {"bypass_mode": bypass}})
+    workers = SimpleNamespace(_dispatch_info={}, _query_dispatch_info=lambda _: [*range(ranks)])
+    trainer.actor_rollout_wg = workers
+    return trainer, Rows(tensors, given.non_tensor_batch, {"temperature": 1.0}), scored
+
+
+def test_in_bypass_mode_other_trainers_have_a_share_scored_before_the_update(verl, tmp_path):
+    plugin.install(Monitor(verl_contracts.write(tmp_path, WATCH)), 0.25)
+    trainer, data, scored = bypassed()
+    metrics = trainer._update_actor(data).meta_info["metrics"]
+
+    (rows,) = scored
+    assert len(rows) == 4
+    given = {name: values[rows] for name, values in RECORDED["given"].items()}
+    d_BT = given["old_log_probs"].astype(np.float64) - given["rollout_log_probs"]
+    wanted = np.abs(d_BT[given["response_mask"] > 0]).mean()
+    assert metrics["servanda/abs_log_ratio_nats"] == pytest.approx(wanted, rel=1e-5)
+    assert metrics["servanda/share"] == 0.25 and metrics["servanda/compared"] == 1.0
+    assert metrics["actor/pg_loss"] == [0.1]
+    np.testing.assert_array_equal(
+        data.batch["old_log_probs"].numpy(), RECORDED["given"]["rollout_log_probs"]
     )
+
+
+def test_a_trainer_that_scores_every_batch_has_none_scored_twice(verl, tmp_path):
+    plugin.install(Monitor(verl_contracts.write(tmp_path, WATCH)))
+    trainer, data, scored = bypassed(bypass=False)
+    assert trainer._update_actor(data).meta_info["metrics"] == {"actor/pg_loss": [0.1]}
+    assert not scored
+
+
+def test_a_batch_that_bypass_mode_never_takes_back_is_an_error(verl, tmp_path):
+    plugin.install(Monitor(verl_contracts.write(tmp_path, CORRECT)))
+    trainer, data, _ = bypassed()
+    with pytest.raises(ContractError, match="says correct, and verl takes no batch back"):
+        trainer._update_actor(data)
+
+
+@pytest.mark.parametrize(
+    ("recompute", "ranks", "hint"),
+    [
+        (0, 2, "leave out SERVANDA_VERL_RECOMPUTE=0: the trainer then scores 6 % of the sequences"),
+        (0.06, 64, "a batch needs at least one sequence for each rank of the actor"),
+    ],
+)
+def test_bypass_mode_is_said_once_and_nothing_is_compared(
+    verl, capsys, tmp_path, recompute, ranks, hint
+):
+    plugin.install(Monitor(verl_contracts.write(tmp_path, WATCH)), recompute)
+    trainer, data, scored = bypassed(ranks)
+    for _ in range(2):
+        metrics = trainer._update_actor(data).meta_info["metrics"]
+    assert metrics["servanda/active"] == 1.0 and metrics["servanda/compared"] == 0.0
+    assert not scored
+    assert capsys.readouterr().err == (
+        "servanda: verl runs in bypass mode, where old_log_probs are those of the rollout: there "
+        f"are no train logprobs, and nothing is compared.\n  hint: {hint}\n"
+    )
+
+
+ACTOR = {"actor/pg_loss": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("updated", "why", "hint"),
+    [
+        (True, "its rollout returned no logprobs", f"set {verl_observer.ASKED}"),
+        (
+            False,
+            "its trainer calls no function of verl that is watched",
+            "`python -m servanda.rl.verl --check` lists the trainers that are judged",
+        ),
+    ],
+)
+def test_a_first_step_that_nobody_judged_is_said_once_when_it_is_logged(
+    verl, tmp_path, capsys, updated, why, hint
+):
+    plugin.install(Monitor(verl_contracts.write(tmp_path, WATCH)))
+    tracking = importlib.import_module(TRACKING).Tracking()
+    tracking.log(data={"val/acc": 0.5}, step=0)
+    if updated:
+        trainer, data, _ = bypassed(logprobs=False)
+        trainer._update_actor(data)
+    assert not capsys.readouterr().err
+    for step in (1, 2):
+        tracking.log(data=ACTOR, step=step, backend=["console"])
+    assert tracking.lines == [({"val/acc": 0.5}, 0), (ACTOR, 1), (ACTOR, 2)]
+    assert capsys.readouterr().err == (
+        f"servanda: error: step 1 of verl's log has no servanda/active: {why}, and this run is not "
+        f"judged.\n  hint: {hint}\n"
+    )
+
+
+def test_nothing_is_said_of_a_run_that_is_judged(verl, tmp_path, capsys):
+    plugin.install(Monitor(verl_contracts.write(tmp_path, WATCH)))
+    tracking = importlib.import_module(TRACKING).Tracking()
+    tracking.log({**ACTOR, "servanda/active": 1.0}, 1)
+    tracking.log(ACTOR, 2)
+    assert not capsys.readouterr().err
 
 
 def test_bypass_mode_is_no_agreement():
@@ -301,7 +449,7 @@ def test_a_scored_share_is_judged_and_named_with_its_seconds(monkeypatch):
         batch={name: values[:8] for name, values in given.batch.items()},
         non_tensor_batch={"uid": given.non_tensor_batch["uid"][:8]},
     )
-    for name, result in {"chosen": object(), "about": {}, "scored": part, "padded": part}.items():
+    for name, result in {"chosen": [0], "about": {}, "scored": part, "padded": part}.items():
         monkeypatch.setattr(observer, name, lambda *_, result=result: result)
     rollout = SimpleNamespace(calculate_log_probs=True)
     config = SimpleNamespace(actor_rollout_ref=SimpleNamespace(rollout=rollout))
@@ -374,7 +522,7 @@ def test_a_launcher_is_told_what_is_missing(verl, monkeypatch):
         "SERVANDA_VERL is not set: name a contract, or a preset such as verl-sync"
     ]
     monkeypatch.setenv(CONTRACT, "verl-snc")
-    wrong, metrics, helper, trainer = plugin.missing()
+    wrong, metrics, helper, trainer, others, tracking = plugin.missing()
     assert "did you mean 'verl-sync'?" in wrong
     assert metrics == (
         "verl.utils.debug.metrics is not watched: is servanda installed in this environment, and "
@@ -382,6 +530,16 @@ def test_a_launcher_is_told_what_is_missing(verl, monkeypatch):
     )
     assert helper.startswith("verl.trainer.ppo.rollout_corr_helper is not watched")
     assert trainer.startswith("verl.trainer.ppo.v1.trainer_base is not watched")
+    assert others.startswith("verl.trainer.ppo.ray_trainer is not watched")
+    assert tracking.startswith("verl.utils.tracking is not watched")
+
+
+def test_a_launcher_is_told_which_python_lacks_verl(monkeypatch):
+    monkeypatch.setenv(CONTRACT, "verl-sync")
+    monkeypatch.setattr(plugin, "find_spec", lambda _: None)
+    assert plugin.missing() == [
+        f"verl is not installed for {sys.executable}: pip install verl==0.9.1"
+    ]
 
 
 def test_a_launcher_is_told_every_package_that_verl_lacks_at_once(verl, tmp_path, monkeypatch):
@@ -430,17 +588,14 @@ class Keys:
 
 
 def drawn(step, share, size=16, ranks=2, padding=1):
-    from servanda.rl.verl_observer import chosen
-
-    tags = [{"is_padding": i < padding} for i in range(size)]
     workers = SimpleNamespace(_dispatch_info={"actor": [*range(ranks)]})
     trainer = SimpleNamespace(global_steps=step, actor_rollout_wg=workers)
-    return chosen(trainer, Keys([f"key {i:02}" for i in range(size)], tags), share)
+    return verl_observer.chosen(trainer, range(padding, size), share)
 
 
 def test_the_share_that_is_scored_is_even_by_the_step_alone_and_without_padding():
     sizes = {share: len(drawn(3, share)) for share in (0.01, 0.25, 0.3, 1.0)}
     assert sizes == {0.01: 2, 0.25: 2, 0.3: 4, 1.0: 14}
     assert drawn(3, 0.25) == drawn(3, 0.25) != drawn(4, 0.25)
-    assert all("key 00" not in drawn(step, 0.5) for step in range(20))
+    assert all(0 not in drawn(step, 0.5) for step in range(20))
     assert drawn(3, 0.5, size=2, ranks=4) is None

@@ -1,13 +1,15 @@
 # verl: the monitor inside its trainer, enabled by an entry point without configuration.
 #
 # Every process of verl imports this module (the group `verl.plugins`).  Without SERVANDA_VERL it
-# does nothing.  With it, three modules of verl are patched at their first import, so that an error
+# does nothing.  With it, five modules of verl are patched at their first import, so that an error
 # is raised in the run, and not suppressed by the plug-in loader:
 #
 #   verl.utils.debug.metrics              each batch that has both logprobs is observed
 #   verl.trainer.ppo.rollout_corr_helper  masks and weights go into what verl writes back
 #   verl.trainer.ppo.v1.trainer_base      prompts, staleness, and bypass mode, where verl
 #                                         computes no logprobs of its own
+#   verl.trainer.ppo.ray_trainer          bypass mode in all other trainers
+#   verl.utils.tracking                   a first step that was not judged is an error on stderr
 #
 #   SERVANDA_VERL            a contract's path, or a preset: verl-sync, verl-async
 #   SERVANDA_VERL_STATE      file with one line per step
@@ -24,7 +26,7 @@ import ast
 import inspect
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from importlib import import_module
 from importlib.abc import MetaPathFinder
@@ -62,7 +64,6 @@ def _metrics(module: Any, watch: Watch) -> None:
 
 def _correction(module: Any, watch: Watch) -> None:
     add_to_batch = _function(module, "compute_rollout_correction_and_add_to_batch", "batch")
-    bypass = _function(module, "apply_bypass_mode", "batch")
 
     @wraps(add_to_batch)
     def compute(batch: Any, *args: Any, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
@@ -70,13 +71,7 @@ def _correction(module: Any, watch: Watch) -> None:
         batch = watch.corrected(batch)
         return batch, {**metrics, **watch.of_loss(batch)}
 
-    @wraps(bypass)
-    def apply_bypass_mode(batch: Any, *args: Any, **kwargs: Any) -> None:
-        bypass(batch, *args, **kwargs)
-        watch.without_train(batch)
-
     module.compute_rollout_correction_and_add_to_batch = _marked(compute)
-    module.apply_bypass_mode = _marked(apply_bypass_mode)
 
 
 def _trainer(module: Any, watch: Watch) -> None:
@@ -101,10 +96,37 @@ def _trainer(module: Any, watch: Watch) -> None:
     )
 
 
+def _updates(module: Any, watch: Watch) -> None:
+    inner = _function(module, "RayPPOTrainer._update_actor", "self", "batch")
+    score = _function(module, "RayPPOTrainer._compute_old_log_prob", "self", "batch")
+
+    @wraps(inner)
+    def _update_actor(self: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        metrics = watch.of_update(self, batch, score)
+        updated = inner(self, batch, *args, **kwargs)
+        updated.meta_info["metrics"].update(metrics)
+        return updated
+
+    module.RayPPOTrainer._update_actor = _marked(_update_actor)
+
+
+def _tracking(module: Any, watch: Watch) -> None:
+    inner = _function(module, "Tracking.log", "self", "data", "step")
+
+    @wraps(inner)
+    def log(self: Any, data: Any, step: Any, *args: Any, **kwargs: Any) -> None:
+        inner(self, data, step, *args, **kwargs)
+        watch.of_log(data, step)
+
+    module.Tracking.log = _marked(log)
+
+
 CHANGES: Mapping[str, Callable[[Any, Watch], None]] = {
     _METRICS: _metrics,
     _HELPER: _correction,
     "verl.trainer.ppo.v1.trainer_base": _trainer,
+    "verl.trainer.ppo.ray_trainer": _updates,
+    "verl.utils.tracking": _tracking,
 }
 
 
@@ -190,6 +212,8 @@ def missing() -> list[str]:
     """
     if not os.environ.get(CONTRACT):
         return [f"{CONTRACT} is not set: name a contract, or a preset such as verl-sync"]
+    if find_spec("verl") is None:
+        return [f"verl is not installed for {sys.executable}: pip install verl==0.9.1"]
     try:
         check_verl()
     except MeasurementError as error:
@@ -266,18 +290,28 @@ def _imports(text: str, package: str) -> list[str]:
 
 
 def _functions(module: Any) -> list[Any]:
-    own = [vars(module.PPOTrainer)] if hasattr(module, "PPOTrainer") else []
+    classes = [value for value in vars(module).values() if isinstance(value, type)]
+    own = [vars(value) for value in classes if value.__module__ == module.__name__]
     return [value for names in (vars(module), *own) for value in names.values()]
 
 
-def main() -> int:
-    """Print what is missing; returns 0 if nothing is."""
-    problems = missing()
-    for problem in problems:
-        print(problem)
-    if not problems:
-        print(f"verl is watched: {os.environ[CONTRACT]}")
-    return 2 if problems else 0
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print what is missing, or what will be judged of the run that has these arguments.
+
+    Returns:
+        2 if something is missing, or if that run is not judged; else 0.
+    """
+    from servanda.rl.verl_coverage import coverage
+
+    if problems := missing():
+        print("\n".join(problems))
+        return 2
+    try:
+        judged, text = coverage(sys.argv[1:] if arguments is None else arguments, Watch().recompute)
+    except ServandaError as error:
+        judged, text = False, str(error)
+    print(f"verl is watched: {os.environ[CONTRACT]}\n{text}" if judged else text)
+    return 0 if judged else 2
 
 
 if __name__ == "__main__":

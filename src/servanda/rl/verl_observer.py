@@ -6,7 +6,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
@@ -37,12 +37,11 @@ def about(trainer: Any, batch: Any) -> dict[str, Any]:
             if verl has them.  hands_back: whether masks and weights reach the loss.
     """
     rollout_correction = trainer.config.algorithm.get("rollout_correction", None)
-    bypass = bool(rollout_correction and rollout_correction.get("bypass_mode", False))
     updates = trainer.global_steps - 1  # verl counts the current step
     known = {
         "weights": updates,
         "staleness": np.array([_staleness(updates, tag) for tag in batch.tags]),
-        "hands_back": rollout_correction is not None and not bypass,
+        "hands_back": rollout_correction is not None and not bypassed(trainer.config),
     }
     columns = fetched(batch, ["uid", "data_source", "extra_fields"])
     if "uid" in columns:
@@ -52,6 +51,12 @@ def about(trainer: Any, batch: Any) -> dict[str, Any]:
         known["labels"] = labels
     known["drafts"] = drafts_of(extra)
     return known
+
+
+def bypassed(config: Any) -> bool:
+    """Whether verl takes the rollout's logprobs for `old_log_probs`, by its configuration."""
+    rollout_correction = config.algorithm.get("rollout_correction", None)
+    return bool(rollout_correction and rollout_correction.get("bypass_mode", False))
 
 
 def _engine_labels(
@@ -123,26 +128,30 @@ def padded(fields: Any) -> Any:
     return DataProto(batch=fields.to_padded_tensor())
 
 
-def chosen(trainer: Any, batch: Any, share: float) -> Any:
+def chosen(trainer: Any, real: Sequence[int], share: float) -> list[int] | None:
     """Choose sequences by the step alone, in a number divisible by the actor's ranks.
 
     The number is rounded down, but every rank scores at least one.
 
+    Args:
+        real: the places of a batch that are no padding.
+
     Returns:
-        Their keys; None if there are fewer sequences than ranks.
+        The chosen places; None if the share is 0, or if there are fewer sequences than ranks.
     """
-    real = [k for k, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding")]
-    ranks = max(trainer.actor_rollout_wg._dispatch_info["actor"]) + 1
+    group = trainer.actor_rollout_wg
+    if "actor" not in group._dispatch_info:  # verl asks when it first dispatches
+        group._dispatch_info["actor"] = group._query_dispatch_info("actor")
+    ranks = max(group._dispatch_info["actor"]) + 1
     count = min(ranks * max(1, int(share * len(real) / ranks)), len(real) - len(real) % ranks)
-    if not count:
+    if not (share and count):
         return None
     rng = np.random.default_rng([trainer.global_steps, len(real)])
-    return batch.select_keys([real[i] for i in sorted(rng.permutation(len(real))[:count])])
+    return [real[i] for i in sorted(rng.permutation(len(real))[:count])]
 
 
-def real_sequences(batch: Any) -> int:
-    """The number of sequences of a batch, without padding."""
-    return sum(not tag.get("is_padding") for tag in batch.tags)
+# unless its micro-batches are dynamic, verl refuses a number that they do not divide
+_ONE_BY_ONE = {"micro_batch_size_per_gpu": 1}
 
 
 def scored(trainer: Any, part: Any) -> Any:
@@ -152,9 +161,8 @@ def scored(trainer: Any, part: Any) -> Any:
     )
 
     temperature = trainer.config.actor_rollout_ref.rollout.temperature
-    part.extra_info.update(
-        {"calculate_entropy": False, "compute_loss": False, "temperature": temperature}
-    )
+    own = {"calculate_entropy": False, "compute_loss": False, "temperature": temperature}
+    part.extra_info = {**part.extra_info, **own, **_ONE_BY_ONE}  # verl's dict is the whole batch's
     trainer.actor_rollout_wg.compute_log_prob(part)
     data = fetched(part, ["log_probs", "responses", "response_mask", "rollout_log_probs"])
     data["old_log_probs"] = response_from_nested(data.pop("log_probs"), data["response_mask"])
@@ -168,7 +176,7 @@ def labels_of(columns: Mapping[str, Any]) -> dict[str, list[str]]:
 CONTRACT, STATE, DUMP = "SERVANDA_VERL", "SERVANDA_VERL_STATE", "SERVANDA_VERL_DUMP"
 STOP, RECOMPUTE = "SERVANDA_VERL_STOP", "SERVANDA_VERL_RECOMPUTE"
 ACTIVE = "servanda/active"
-_ASKED = "actor_rollout_ref.rollout.calculate_log_probs=True"
+ASKED = "actor_rollout_ref.rollout.calculate_log_probs=True"
 
 
 class Halted(ServandaError):  # noqa: N818 - the contract says so, and nothing went wrong
@@ -190,6 +198,8 @@ class Watch:
         self._mask_BT: Any = None  # before verl rejects tokens
         self._observed: tuple[Any, Any, Any] | None = None  # (logprobs, mask, step)
         self._steps = 0
+        self._logged = False  # the first step of verl's own log
+        self._lacks_rollout = False  # whether the last updated batch has no logprobs of the rollout
         self._began, self._scoring = 0.0, 0.0  # of the last scored batch, seconds
         self._printed: set[str] = set()
 
@@ -246,16 +256,19 @@ class Watch:
         """Judge a batch without the trainer's logprobs: none, instead of the rollout's."""
         infer_BT = data.batch["rollout_log_probs"]
         step = self._judged(data, infer_BT.new_full(infer_BT.shape, float("nan")))
+        hint = (
+            f"leave out {RECOMPUTE}=0: the trainer then scores {100 * SHARE:g} % of the sequences"
+        )
+        if self.recompute:
+            hint = "a batch needs at least one sequence for each rank of the actor"
         self.print_once(
             "verl runs in bypass mode, where old_log_probs are those of the rollout: there are no "
-            "train logprobs, and nothing is compared.\n"
-            f"  hint: {RECOMPUTE}={SHARE:g}, the default, lets the trainer score "
-            f"{100 * SHARE:g} % of the sequences"
+            f"train logprobs, and nothing is compared.\n  hint: {hint}"
         )
         return self._metrics(step, 0.0)
 
     def of_bypass(self, trainer: Any, batch: Any) -> dict[str, float]:
-        """Judge a batch for which verl's trainer computed no logprobs.
+        """Judge a batch for which verl's V1 trainer computed no logprobs.
 
         Raises:
             ContractError: the rollout computed none either.
@@ -263,18 +276,73 @@ class Watch:
         if not trainer.config.actor_rollout_ref.rollout.calculate_log_probs:
             raise ContractError(
                 "verl does not ask its rollout for logprobs: nothing can be compared",
-                hint=f"set {_ASKED}",
+                hint=f"set {ASKED}",
             )
-        part = chosen(trainer, batch, self.recompute) if self.recompute else None
-        if part is None:
+        real = [i for i, tag in enumerate(batch.tags) if not tag.get("is_padding")]
+        places = chosen(trainer, real, self.recompute)
+        if places is None:
             fields = ["responses", "response_mask", "rollout_log_probs"]
             return self.without_train(padded(fetched(batch, fields)))
-        self._known = {**about(trainer, part), "selected_from": real_sequences(batch)}
+        part = batch.select_keys([batch.keys[i] for i in places])
+        known = {**about(trainer, part), "selected_from": len(real)}
+        return self._share_judged(known, lambda: padded(scored(trainer, part)))
+
+    def of_update(self, trainer: Any, batch: Any, score: Any) -> dict[str, float]:
+        """Judge a DataProto before its update, if verl's trainer computed no logprobs for it.
+
+        Every trainer that is no V1 trainer updates its actor by one method of `RayPPOTrainer`.
+
+        Args:
+            score: that class's method which scores a batch with the present weights.  The fully
+                asynchronous trainer's own swaps two copies of all weights for it.
+        """
+        self._lacks_rollout = "rollout_log_probs" not in batch.batch
+        if self._lacks_rollout or not bypassed(trainer.config):
+            return {}
+        places = chosen(trainer, range(len(batch)), self.recompute)
+        if places is None:
+            return self.without_train(batch)
+
+        def part_scored() -> Any:
+            part = batch.select_idxs(places)
+            part.meta_info = {**part.meta_info, **_ONE_BY_ONE}
+            part.batch["old_log_probs"] = score(trainer, part)[0].batch["old_log_probs"]
+            return part
+
+        known = {"weights": trainer.global_steps - 1, "hands_back": False}
+        return self._share_judged({**known, "selected_from": len(batch)}, part_scored)
+
+    def _share_judged(self, known: dict[str, Any], score: Callable[[], Any]) -> dict[str, float]:
+        """Judge what `score` returns, and log the share of its seconds between two steps."""
         began, last, scoring = time.perf_counter(), self._began, self._scoring
-        data = padded(scored(trainer, part))
+        data = score()
         self._began, self._scoring = began, time.perf_counter() - began
         seconds = {"servanda/score_seconds_share": scoring / (began - last)} if scoring else {}
-        return {**self.observe(data), **seconds}
+        self._known, self._measured = known, None
+        try:
+            return {**self.observe(data), **seconds}
+        finally:
+            self._known = {}
+
+    def of_log(self, data: Mapping[str, Any], step: Any) -> None:
+        """Print once if the first step of verl's log that has values of the actor is not judged.
+
+        Validation has none, nor has the warm-up of a critic.
+        """
+        if self._logged or not any(name.startswith("actor/") for name in data):
+            return
+        self._logged = True
+        if ACTIVE not in data:
+            why, hint = (
+                "its trainer calls no function of verl that is watched",
+                ("`python -m servanda.rl.verl --check` lists the trainers that are judged"),
+            )
+            if self._lacks_rollout:
+                why, hint = "its rollout returned no logprobs", f"set {ASKED}"
+            self.print_once(
+                f"error: step {step} of verl's log has no {ACTIVE}: {why}, and this run is not "
+                f"judged.\n  hint: {hint}"
+            )
 
     def corrected(self, data: Any) -> Any:
         """Apply the contract's mask and token weights to a batch.
@@ -286,7 +354,7 @@ class Watch:
         if measured is None or not _same(measured[0], data.batch["old_log_probs"]):
             raise MeasurementError(
                 "verl corrects a batch that the monitor has not measured",
-                hint=f"set {_ASKED}: verl then hands over each batch with both logprobs",
+                hint=f"set {ASKED}: verl then hands over each batch with both logprobs",
             )
         step, mask_BT = measured[1], data.batch["response_mask"]
         self._observed = measured[0], self._mask_BT, step
