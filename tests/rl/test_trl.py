@@ -270,6 +270,17 @@ def test_an_unsupported_trl_is_refused_with_its_version_and_the_next_move(
     )
 
 
+def test_a_trainer_that_returns_micro_batches_is_refused_with_the_next_move(monkeypatch):
+    monkeypatch.setattr(
+        Trainer, "_generate_and_score_completions", lambda *_: [{"completion_mask": 1}]
+    )
+    with pytest.raises(MeasurementError) as error:
+        Kept(Call("engine"), monitor=Monitor("trl")).generate()
+    said = str(error.value)
+    assert "returned a list, and not TRL's batch" in said and "ms-swift" in said
+    assert "hint: call Monitor.observe for each micro-batch" in said
+
+
 def test_steps_have_the_number_that_trl_logs(held, tmp_path):
     trainer = held("engine", state=tmp_path / "steps.jsonl")
     trainer.generate()

@@ -50,6 +50,7 @@ from servanda.rl.trl_setup import (
     share_of,
     tokens_of,
     weights_of,
+    whole_batch,
 )
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ class Dumping(Base):
         super().__init__(*args, **kwargs)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        out = super()._generate_and_score_completions(inputs)
+        out = whole_batch(super()._generate_and_score_completions(inputs))
         if self.model.training:  # an evaluation is not trained on
             self._write(inputs, out)
         return out
@@ -468,7 +469,7 @@ class Monitored(Base):
         began, last = time.perf_counter(), self._began
         if self._recorder is not None:
             self._recorder.begin()
-        out = super()._generate_and_score_completions(inputs)
+        out = whole_batch(super()._generate_and_score_completions(inputs))
         if self._recorder is not None:
             seen = self._recorder.end(out["completion_ids"])
             if self.model.training:

@@ -83,6 +83,23 @@ def rows_of(size: int, share: float, step: int) -> NDArray[np.bool_]:
     return order < max(1, int(share * size))
 
 
+def whole_batch(out: Any) -> Any:
+    """What TRL's trainer returned for a generation.
+
+    Raises:
+        MeasurementError: it is no batch of TRL's: ms-swift's trainer has the same method, and
+            returns a list of micro-batches.
+    """
+    if isinstance(out, Mapping):
+        return out
+    raise MeasurementError(
+        f"_generate_and_score_completions returned a {type(out).__name__}, and not TRL's batch: "
+        "this GRPOTrainer is not TRL's (ms-swift's returns micro-batches)",
+        hint="call Monitor.observe for each micro-batch, with its old_per_token_logps, "
+        "rollout_per_token_logps and completion_mask (docs/how-to/monitor.md)",
+    )
+
+
 def loss_mask(out: Mapping[str, Any]) -> Any:
     """1 if the trainer learns from a token, [B, T]."""
     mask_BT = out["completion_mask"]

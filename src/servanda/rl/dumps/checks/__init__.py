@@ -1,7 +1,8 @@
 # Data quality checks of a dump, which need no limit and no contract.
 #
-# Not tested: the temperature and the top-p of the sampler.  The logprobs of sampled tokens alone
-# cannot distinguish processing from another kernel, except by a mean weight above 1 (`coherence`).
+# The temperature and the top-p of the sampler are tested where responses to one prompt begin alike
+# (`siblings`).  Elsewhere the logprobs of sampled tokens cannot distinguish processing from another
+# kernel, except by a mean weight above 1 (`coherence`).
 
 from __future__ import annotations
 
