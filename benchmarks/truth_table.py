@@ -231,7 +231,7 @@ def main() -> None:
     if given.write:
         from benchmarks.faults_page import DOCS, page  # which reads records, as this does
 
-        DOCS.write_text(page(records), encoding="utf-8")
+        DOCS.write_text(page(read(), read(REAL_RECORDS)), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ SRC = ROOT / "src" / "servanda"
 # lines of *.py, as `ruff format` writes them; templates, styles, scripts and C are counted apart
 BUDGET = {
     "theory": 6676,
-    "traces": 1746,
+    "traces": 1748,
     "contract": 2712,
     "judgement": 14746,
     "engines": 14948,

@@ -53,7 +53,7 @@ def siblings(number, *, drawn=1.0, told=1.0, after=0.0, prompts=60, group=8, tok
 @pytest.mark.parametrize(
     ("law", "words"),
     [
-        ({"after": 0.5}, "add up to more than 1"),
+        ({"after": 0.5}, "sum to more than 1"),
         ({"told": 1.0, "drawn": 0.4}, "the same next token more often than"),
         ({"told": 0.4, "drawn": 1.0}, "the same next token less often than"),
         ({"told": 1.0, "drawn": 2.5}, "the same next token less often than"),

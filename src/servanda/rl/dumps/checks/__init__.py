@@ -13,8 +13,8 @@ import numpy as np
 from servanda.rl.dumps.checks import (  # noqa: F401 - importing a module registers its check
     columns,
     copies,
+    derived_values,
     drawn,
-    filled,
     law,
     loss,
     outcome,

@@ -267,8 +267,8 @@ class Siblings(Sums):
         if self.above >= _PLACES and share(self.above, self.places) > 0.01:
             text = (
                 f"at {self.above:,} of {self.places:,} places that responses to one prompt share, "
-                "the sampler's probabilities of different tokens add up to more than 1: its "
-                "logprobs are of no distribution"
+                "the sampler's probabilities of different tokens sum to more than 1: its logprobs "
+                "are of no law"
             )
             return Finding("siblings", "unsound", text, numbers, self.first_above.place)
         if prompts >= _PROMPTS and abs(often) > _NOTED:

@@ -1,5 +1,5 @@
-# What the columns say of the outcome: advantages that contradict the rewards, and a trainer whose
-# logprobs know them.
+# Columns that know the outcome: advantages that contradict the rewards, and trainers whose logprobs
+# were taken after the update.
 #
 # Within a prompt group.  A, advantage and reward of a response; logprobs from before an update are
 # the same whatever the reward.
