@@ -69,8 +69,8 @@ def main() -> None:
         text = json.dumps(kept, indent=1, ensure_ascii=False)
         RECORDS.write_text(f"{text}\n", encoding="utf-8")
     heads = ["set", "run", "lies answered as expected", "healthy neighbours that hold"]
-    rows = [[n, when, *summary(kept[n][when])] for n in kept for when in ("first", "now")]
-    text = markdown(heads, rows)
+    lines = [[n, when, *summary(kept[n][when])] for n in kept for when in ("first", "now")]
+    text = markdown(heads, lines)
     committed.write(
         DOCS, text, "python -m benchmarks.lies", "<!-- lies -->", "<!-- end of lies -->"
     )

@@ -151,7 +151,7 @@ def test_a_page_counts_what_is_missed_at_the_fields_value():
         for key, record in RECORDS.items()
     }
 
-    told = faults_page.page(held)
+    told = faults_page.page(held, REAL)
 
     met = sum(faults_page.at_field(RECORDS, name) is not None for name in FAULTS)
     assert f"and **0 of {met} at the strength" in told

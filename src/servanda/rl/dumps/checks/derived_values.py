@@ -24,6 +24,7 @@ _RULES = {
     "id": "are those of an earlier place of the same id in the response, to the last digit, though "
     "another token stands before it: values were kept by id",
 }
+_PILED, _PILED_SHARE = 10, 0.1  # tokens of one value, of all that repeat the one before
 _COARSER = ("bfloat16", "float16")
 _LONG, _OTHERS = 16, 0.5  # fewest tokens of a rounded copy; share of the others that may be equal
 _FEW_COPIES = 5
@@ -35,14 +36,21 @@ class Filled(Sums):
 
     def __init__(self) -> None:
         self.tokens = self.coarse = 0
-        self.made = {f"{rule} {side}": 0 for rule in _RULES for side in ("both", *SIDES)}
-        self.grids = {side: Grid() for side in SIDES}
+        # a context that comes again has its number again, but not on both sides
+        self.made = {"id both": 0} | {
+            f"{rule} {side}": 0 for rule in ("before", "line") for side in ("both", *SIDES)
+        }
+        self.grids: dict[str, Grid] = {side: Grid() for side in SIDES}
         self.sequences = self.copied = 0  # long ones; those that are the trainer's, rounded
         self.equal = self.compared = 0  # first tokens of the others, and of all others
         self.first = {name: FirstPlace() for name in (*_RULES, "copied")}
 
     def add(self, rollouts: Rollouts) -> None:
-        columns = dict(zip(SIDES, (rollouts.infer_K, rollouts.train_K), strict=True))
+        if not len(rollouts.trained_K):
+            return
+        columns: dict[str, Array] = dict(
+            zip(SIDES, (rollouts.infer_K, rollouts.train_K), strict=True)
+        )
         self.tokens += len(rollouts.trained_K)
         some = max(1, len(rollouts.trained_K) // 4096)
         self.coarse += any(coarse(logp_K[::some]) for logp_K in columns.values())
@@ -56,7 +64,7 @@ class Filled(Sums):
         row_M, before_M = _same_ids(token_K, sequence_K)
         found = {
             side: {
-                "before": other_K & np.append(False, np.diff(logp_K) == 0),
+                "before": _rare(logp_K, other_K & np.append(False, np.diff(logp_K) == 0)),
                 "line": inner_K & _on_line(logp_K),
                 "id": _at(len(logp_K), row_M[logp_K[row_M] == logp_K[before_M]]),
             }
@@ -69,8 +77,9 @@ class Filled(Sums):
         found["both"] = {rule: sampler[rule] & trainer[rule] for rule in _RULES}
         for side, of in found.items():
             for rule, flag_K in of.items():
-                self.made[f"{rule} {side}"] += int(np.count_nonzero(flag_K))
-                self.first[rule].add(rollouts, flag_K)
+                if (name := f"{rule} {side}") in self.made:
+                    self.made[name] += int(np.count_nonzero(flag_K))
+                    self.first[rule].add(rollouts, flag_K)
         self._copies(rollouts)
 
     def _copies(self, rollouts: Rollouts) -> None:
@@ -111,6 +120,14 @@ class Filled(Sums):
             state = "unsound" if n > _UNSOUND * self.tokens else "warning"
             return Finding("filled", state, text, {"made": n}, self.first[rule].place)
         return Finding("filled", "ok", "")
+
+
+def _rare(logp_K: Array, flag_K: Array) -> Array:
+    """The flagged tokens whose value is no bound and no placeholder, which `piles` counts."""
+    value_V, at_M, n_V = np.unique(logp_K[flag_K], return_inverse=True, return_counts=True)
+    flag_K = flag_K.copy()
+    flag_K[flag_K] = (n_V < max(_PILED, _PILED_SHARE * len(at_M)))[at_M] if len(value_V) else False
+    return flag_K
 
 
 def _on_line(logp_K: Array) -> Array:
