@@ -15,7 +15,7 @@ from servanda.traces.rollouts import Array, Rollouts
 
 _WARNED, _UNSOUND = 0.005, 0.01  # share of the tokens
 _LEAST_TOKENS = 200
-_SAMPLE = 65_536  # tokens of a chunk in which places of one id are compared
+_SAMPLE = 65_536  # first tokens of a chunk, which are examined
 _DIGITS = 2.0**-22  # relative error of float32 arithmetic
 _RULES = {
     "before": "repeat that of the token before, to the last digit: the column was filled up",
@@ -46,19 +46,19 @@ class Filled(Sums):
         self.first = {name: FirstPlace() for name in (*_RULES, "copied")}
 
     def add(self, rollouts: Rollouts) -> None:
-        if not len(rollouts.trained_K):
+        at_K = rollouts.trained_K[:_SAMPLE]
+        if not len(at_K):
             return
         columns: dict[str, Array] = dict(
-            zip(SIDES, (rollouts.infer_K, rollouts.train_K), strict=True)
+            zip(SIDES, (rollouts.infer_K[:_SAMPLE], rollouts.train_K[:_SAMPLE]), strict=True)
         )
-        self.tokens += len(rollouts.trained_K)
-        some = max(1, len(rollouts.trained_K) // 4096)
+        self.tokens += len(at_K)
+        some = max(1, len(at_K) // 4096)
         self.coarse += any(coarse(logp_K[::some]) for logp_K in columns.values())
         for side, grid in self.grids.items():
             grid.add(columns[side][::some])
-        sequence_K = rollouts.sequence_of(rollouts.trained_K)
-        token_K = rollouts.token_N[rollouts.trained_K]
-        next_K = (np.diff(rollouts.trained_K) == 1) & (np.diff(sequence_K) == 0)
+        sequence_K, token_K = rollouts.sequence_of(at_K), rollouts.token_N[at_K]
+        next_K = (np.diff(at_K) == 1) & (np.diff(sequence_K) == 0)
         other_K = np.append(False, next_K & (np.diff(token_K) != 0))
         inner_K = np.append(False, next_K) & np.append(next_K, False)
         row_M, before_M = _same_ids(token_K, sequence_K)
@@ -142,18 +142,14 @@ def _on_line(logp_K: Array) -> Array:
 
 
 def _same_ids(token_K: Array, sequence_K: Array) -> tuple[Array, Array]:
-    """Trained tokens, and the place of the same id before them in their response, behind another.
-
-    Of the first sequences of a chunk alone.
-    """
-    token_M, sequence_M = token_K[:_SAMPLE].astype(np.int64), sequence_K[:_SAMPLE]
-    order = np.lexsort((token_M, sequence_M))  # stable: places of one id stay in their order
+    """Tokens, and the place of the same id before them in their response, behind another token."""
+    order = np.lexsort((token_K, sequence_K))  # stable: places of one id stay in their order
     own, earlier = order[1:], order[:-1]
-    pairs = (token_M[own] == token_M[earlier]) & (sequence_M[own] == sequence_M[earlier])
+    pairs = (token_K[own] == token_K[earlier]) & (sequence_K[own] == sequence_K[earlier])
     own, earlier = own[pairs], earlier[pairs]
     inside = (earlier > 0) & (own - earlier > 1)
     own, earlier = own[inside], earlier[inside]
-    apart = token_M[own - 1] != token_M[earlier - 1]
+    apart = token_K[own - 1] != token_K[earlier - 1]
     return own[apart], earlier[apart]
 
 

@@ -34,10 +34,10 @@ class LeftOut(Sums):
         ratio_K = ratio_K[np.isfinite(ratio_K)]
         self.trained += len(ratio_K)
         self.trained_nats += float(ratio_K.sum())
+        if not len(ratio_K) or rollouts.turns.number_T.max() < 2:
+            return
         # between the first trained token and the last
         inside_N = _between(rollouts, mask_N) & ~mask_N
-        if not inside_N.any() or not len(ratio_K):
-            return
         at_N = np.flatnonzero(inside_N)
         train_N, infer_N = rollouts.logp_train_N[at_N], rollouts.logp_infer_N[at_N]
         scored = np.isfinite(train_N) & np.isfinite(infer_N) & (train_N != 0) & (infer_N != 0)

@@ -51,6 +51,8 @@ class Loss(Sums):
             for name, column in rollouts.per_token.items()
             if name in (LOSS_WEIGHT, LOSS_MASK)
         }
+        if not columns:
+            return
         train_K, infer_K = rollouts.train_K, rollouts.infer_K
         applied = applied_of(
             train_K,
