@@ -124,12 +124,13 @@ class Draws(Sums):
 # Siblings: responses to one prompt that begin alike have one law there.
 #
 # Unless something that is not recorded tells them apart, such as an image, an adapter, or a
-# temperature of each request: then one token has several logprobs, and no more is asked.
+# temperature of each request: then one token has several logprobs, and no more is asked.  First
+# tokens, whose law is that of the prompt, and later ones are taken apart.
 
 _UNSURE_NATS = -0.2
 _FAR_NATS = 1.0  # kernels, their batches, and an update differ by less
-_PAIRS = 30
-_APART_NATS, _APART, _ALIKE = 0.2, 0.05, 20  # of one token; share of such pairs; fewest pairs
+_PAIRS, _FAR = 30, 0.25  # draws of one token at a place; share of them that are far apart
+_APART_NATS, _APART, _ALIKE = 0.2, 0.05, 5  # of one token; share of such pairs; fewest pairs
 _DEEPEST = 256  # tokens of a beginning
 _ABOVE, _PLACES = 1.1, 10  # sum of probabilities; places
 _SIGMAS, _NOTED, _PROMPTS = 5.0, 4.0, 20  # of the agreement; fewest prompts with a shared place
@@ -140,11 +141,12 @@ class Siblings(Sums):
     """Sums over the places that two or more responses of a step share."""
 
     def __init__(self) -> None:
-        # draws of one token at a place, and those with a somewhat or far other logprob
-        self.pairs = self.apart = self.far = 0
-        self.places = self.above = 0  # with different tokens; whose probabilities exceed 1
+        # of first tokens, and of later ones: draws of one token at a place, and those with a
+        # somewhat, or far, other logprob; places with different tokens, and those that sum above 1
+        self.counts = np.zeros((2, 5), np.int64)
         self.groups = self.mixed = self.shared = 0  # prompt groups; prompts of several of them
-        self.agreed = StepSums()  # prompts, sum of the agreement beyond chance, and of its square
+        # of first tokens, and of all: prompts, sum of the agreement beyond chance, and of squares
+        self.agreed = StepSums()
         self.first, self.first_mixed = FirstPlace(), FirstPlace()
         self.first_above = FirstPlace()
 
@@ -162,11 +164,11 @@ class Siblings(Sums):
         self._prompts(rollouts, own_S, dict(zip(own_S.tolist(), prompt_S, strict=True)), of_S)
         numbers = {name: i for i, name in enumerate(dict.fromkeys(of_S))}
         prompt_A = np.array([numbers[name] for name in of_S], np.int64)
-        beyond_P = np.zeros(len(numbers))
-        met_P = np.zeros(len(numbers), bool)
+        beyond_P, met_P = np.zeros(len(numbers)), np.zeros(len(numbers), bool)
+        agreed = np.zeros((2, 3))
         like_A, at_A, row_A = prompt_A, first_S, own_S
         end_A = (rollouts.start_S + rollouts.length_S)[own_S]
-        for _ in range(_DEEPEST):
+        for depth in range(_DEEPEST):
             _, like_A, n_L = np.unique(like_A, return_inverse=True, return_counts=True)
             known_A = (n_L[like_A] > 1) & (at_A < end_A)
             known_A[known_A] = rollouts.mask_N[at_A[known_A]]
@@ -176,12 +178,12 @@ class Siblings(Sums):
             )
             if not len(like_A):
                 break
-            like_A = self._place(rollouts, like_A, at_A, row_A, prompt_A, beyond_P, met_P)
+            later = int(depth > 0)
+            like_A = self._place(rollouts, like_A, at_A, row_A, prompt_A, later, beyond_P, met_P)
             at_A = at_A + 1
-        beyond_P = beyond_P[met_P]
-        self.agreed.add(
-            rollouts.step, np.array([len(beyond_P), beyond_P.sum(), (beyond_P**2).sum()])
-        )
+            own_P = beyond_P[met_P]
+            agreed[later:] = len(own_P), own_P.sum(), (own_P**2).sum()
+        self.agreed.add(rollouts.step, agreed)
 
     def _place(
         self,
@@ -190,6 +192,7 @@ class Siblings(Sums):
         at_A: Array,
         row_A: Array,
         prompt_A: Array,
+        later: int,
         beyond_P: Array,
         met_P: Array,
     ) -> Array:
@@ -197,6 +200,7 @@ class Siblings(Sums):
 
         Args:
             like_A: which are alike before it; at_A: its index; row_A, prompt_A: of the response.
+            later: 0 at the first token, else 1.
             beyond_P, met_P: of each prompt, the agreement beyond chance, and whether a place is
                 shared; added to.
         """
@@ -213,18 +217,16 @@ class Siblings(Sums):
         least_A = logp_A[begins_D][drawn_A]
         again_A &= least_A <= _UNSURE_NATS
         far_A = again_A & (logp_A - least_A > _FAR_NATS)
-        self.pairs += int(again_A.sum())
-        self.far += int(far_A.sum())
-        self.apart += int((again_A & (logp_A - least_A > _APART_NATS)).sum())
+        apart_A = again_A & (logp_A - least_A > _APART_NATS)
         if far_A.any() and not self.first.place:
             self.first.place = rollouts.source_S[int(row_A[far_A][0])]
         # probabilities of different tokens of one place
         p_A = np.exp(np.minimum(logp_A, 0.0))
         sum_L = np.bincount(like_A[begins_D], p_A[begins_D])
         kinds_L, n_L = np.bincount(like_A[begins_D]), np.bincount(like_A)
-        self.places += int((kinds_L > 1).sum())
         above_L = (kinds_L > 1) & (sum_L > _ABOVE)
-        self.above += int(above_L.sum())
+        found = again_A, apart_A, far_A, kinds_L > 1, above_L
+        self.counts[later] += [int(of.sum()) for of in found]
         if above_L.any() and not self.first_above.place:
             self.first_above.place = rollouts.source_S[int(row_A[above_L[like_A]][0])]
         # how often two draws agree, and how often they should
@@ -257,28 +259,31 @@ class Siblings(Sums):
                 self.first_mixed.place = self.first_mixed.place or place
 
     def finding(self) -> Finding:
-        prompts, beyond, square = self.agreed.total(np.zeros(3)).tolist()
+        pairs, apart, far, places, above = self.counts.T
+        one_law = (pairs >= _ALIKE) & (apart <= _APART * pairs)
+        last = 1 if one_law.all() else 0  # later places are those of one law, too
+        places, above = int(places[: last + 1].sum()), int(above[: last + 1].sum())
+        prompts, beyond, square = self.agreed.total(np.zeros((2, 3)))[last].tolist()
         z = beyond / math.sqrt(square) if square else 0.0  # by its own squares: never above sqrt(n)
         often = z / math.sqrt(max(1 - z * z / prompts, 1e-9)) if prompts else 0.0  # Student's t
-        numbers = {"pairs": self.pairs, "far": self.far, "mixed": self.mixed}
-        numbers |= {"places": self.places, "above": self.above, "agreement_t": often}
-        if self.pairs >= _PAIRS and self.far > self.pairs / 2:
+        numbers = {"pairs": int(pairs.sum()), "far": int(far.sum()), "mixed": self.mixed}
+        numbers |= {"places": places, "above": above, "agreement_t": often}
+        if pairs.sum() >= _PAIRS and far.sum() > _FAR * pairs.sum():
             text = (
-                f"responses of a step that have the same prompt and begin alike have other "
-                f"logprobs there, by more than {_FAR_NATS:g} nat in {self.far:,} of {self.pairs:,} "
-                "tokens: the sampler's logprobs are of other tokens, or the prompts are not those "
-                "that it had"
+                "responses of a step that have the same prompt and begin alike have other logprobs "
+                f"there, by more than {_FAR_NATS:g} nat in {far.sum():,} of {pairs.sum():,} tokens: "
+                "the sampler's logprobs are of other tokens, or the prompts are not those that it "
+                "had"
             )
             return Finding("siblings", "unsound", text, numbers, self.first.place)
-        one_law = self.pairs >= _ALIKE and self.apart <= _APART * self.pairs
-        if one_law and self.above >= _PLACES and share(self.above, self.places) > 0.01:
+        if one_law[0] and above >= _PLACES and share(above, places) > 0.01:
             text = (
-                f"at {self.above:,} of {self.places:,} places that responses to one prompt share, "
+                f"at {above:,} of {places:,} places that responses to one prompt share, "
                 "the sampler's probabilities of different tokens sum to more than 1: its logprobs "
                 "are of no law"
             )
             return Finding("siblings", "unsound", text, numbers, self.first_above.place)
-        if one_law and prompts >= _PROMPTS and abs(often) > _NOTED:
+        if one_law[0] and prompts >= _PROMPTS and abs(often) > _NOTED:
             how = "more often" if z > 0 else "less often"
             text = (
                 f"responses to one prompt that begin alike have the same next token {how} than "
