@@ -271,9 +271,9 @@ class Siblings(Sums):
         if pairs.sum() >= _PAIRS and far.sum() > _FAR * pairs.sum():
             text = (
                 "responses of a step that have the same prompt and begin alike have other logprobs "
-                f"there, by more than {_FAR_NATS:g} nat in {far.sum():,} of {pairs.sum():,} tokens: "
-                "the sampler's logprobs are of other tokens, or the prompts are not those that it "
-                "had"
+                f"there, by more than {_FAR_NATS:g} nat in {far.sum():,} of {pairs.sum():,} "
+                "tokens: the sampler's logprobs are of other tokens, or the prompts are not those "
+                "that it had"
             )
             return Finding("siblings", "unsound", text, numbers, self.first.place)
         if one_law[0] and above >= _PLACES and share(above, places) > 0.01:
