@@ -129,7 +129,7 @@ class Draws(Sums):
 
 _UNSURE_NATS = -0.2
 _FAR_NATS = 1.0  # kernels, their batches, and an update differ by less
-_PAIRS, _FAR = 30, 0.25  # draws of one token at a place; share of them that are far apart
+_BEGINNING, _PAIRS, _FAR = 4, 30, 0.5  # tokens; draws of one of them; share that is far apart
 _APART_NATS, _APART, _ALIKE = 0.2, 0.05, 5  # of one token; share of such pairs; fewest pairs
 _DEEPEST = 256  # tokens of a beginning
 _ABOVE, _PLACES = 1.1, 10  # sum of probabilities; places
@@ -142,8 +142,9 @@ class Siblings(Sums):
 
     def __init__(self) -> None:
         # of first tokens, and of later ones: draws of one token at a place, and those with a
-        # somewhat, or far, other logprob; places with different tokens, and those that sum above 1
-        self.counts = np.zeros((2, 5), np.int64)
+        # somewhat other logprob; places with different tokens, and those that sum above 1
+        self.counts = np.zeros((2, 4), np.int64)
+        self.pairs = self.far = 0  # of the beginnings: draws, and those with a far other logprob
         self.groups = self.mixed = self.shared = 0  # prompt groups; prompts of several of them
         # of first tokens, and of all: prompts, sum of the agreement beyond chance, and of squares
         self.agreed = StepSums()
@@ -178,11 +179,10 @@ class Siblings(Sums):
             )
             if not len(like_A):
                 break
-            later = int(depth > 0)
-            like_A = self._place(rollouts, like_A, at_A, row_A, prompt_A, later, beyond_P, met_P)
+            like_A = self._place(rollouts, like_A, at_A, row_A, prompt_A, depth, beyond_P, met_P)
             at_A = at_A + 1
             own_P = beyond_P[met_P]
-            agreed[later:] = len(own_P), own_P.sum(), (own_P**2).sum()
+            agreed[min(depth, 1) :] = len(own_P), own_P.sum(), (own_P**2).sum()
         self.agreed.add(rollouts.step, agreed)
 
     def _place(
@@ -192,7 +192,7 @@ class Siblings(Sums):
         at_A: Array,
         row_A: Array,
         prompt_A: Array,
-        later: int,
+        depth: int,
         beyond_P: Array,
         met_P: Array,
     ) -> Array:
@@ -200,7 +200,7 @@ class Siblings(Sums):
 
         Args:
             like_A: which are alike before it; at_A: its index; row_A, prompt_A: of the response.
-            later: 0 at the first token, else 1.
+            depth: how many tokens were before.
             beyond_P, met_P: of each prompt, the agreement beyond chance, and whether a place is
                 shared; added to.
         """
@@ -225,8 +225,11 @@ class Siblings(Sums):
         sum_L = np.bincount(like_A[begins_D], p_A[begins_D])
         kinds_L, n_L = np.bincount(like_A[begins_D]), np.bincount(like_A)
         above_L = (kinds_L > 1) & (sum_L > _ABOVE)
-        found = again_A, apart_A, far_A, kinds_L > 1, above_L
-        self.counts[later] += [int(of.sum()) for of in found]
+        found = again_A, apart_A, kinds_L > 1, above_L
+        self.counts[min(depth, 1)] += [int(of.sum()) for of in found]
+        if depth < _BEGINNING:
+            self.pairs += int(again_A.sum())
+            self.far += int(far_A.sum())
         if above_L.any() and not self.first_above.place:
             self.first_above.place = rollouts.source_S[int(row_A[above_L[like_A]][0])]
         # how often two draws agree, and how often they should
@@ -259,19 +262,19 @@ class Siblings(Sums):
                 self.first_mixed.place = self.first_mixed.place or place
 
     def finding(self) -> Finding:
-        pairs, apart, far, places, above = self.counts.T
+        pairs, apart, places, above = self.counts.T
         one_law = (pairs >= _ALIKE) & (apart <= _APART * pairs)
         last = 1 if one_law.all() else 0  # later places are those of one law, too
         places, above = int(places[: last + 1].sum()), int(above[: last + 1].sum())
         prompts, beyond, square = self.agreed.total(np.zeros((2, 3)))[last].tolist()
         z = beyond / math.sqrt(square) if square else 0.0  # by its own squares: never above sqrt(n)
         often = z / math.sqrt(max(1 - z * z / prompts, 1e-9)) if prompts else 0.0  # Student's t
-        numbers = {"pairs": int(pairs.sum()), "far": int(far.sum()), "mixed": self.mixed}
+        numbers = {"pairs": self.pairs, "far": self.far, "mixed": self.mixed}
         numbers |= {"places": places, "above": above, "agreement_t": often}
-        if pairs.sum() >= _PAIRS and far.sum() > _FAR * pairs.sum():
+        if self.pairs >= _PAIRS and self.far > _FAR * self.pairs:
             text = (
                 "responses of a step that have the same prompt and begin alike have other logprobs "
-                f"there, by more than {_FAR_NATS:g} nat in {far.sum():,} of {pairs.sum():,} "
+                f"there, by more than {_FAR_NATS:g} nat in {self.far:,} of {self.pairs:,} "
                 "tokens: the sampler's logprobs are of other tokens, or the prompts are not those "
                 "that it had"
             )
