@@ -51,18 +51,18 @@ def siblings(number, *, drawn=1.0, told=1.0, after=0.0, prompts=60, group=8, tok
 
 
 @pytest.mark.parametrize(
-    ("law", "words"),
+    ("law", "expected", "words"),
     [
-        ({"after": 0.5}, "sum to more than 1"),
-        ({"told": 1.0, "drawn": 0.4}, "the same next token more often than"),
-        ({"told": 0.4, "drawn": 1.0}, "the same next token less often than"),
-        ({"told": 1.0, "drawn": 2.5}, "the same next token less often than"),
+        ({"after": 0.5}, "unsound", "sum to more than 1"),
+        ({"told": 1.0, "drawn": 0.4}, "unsound", "the same next token more often than"),
+        ({"told": 0.4, "drawn": 1.0}, "warning", "or prompt groups were selected"),
+        ({"told": 1.0, "drawn": 2.5}, "warning", "the same next token less often than"),
     ],
     ids=["above 1", "colder", "hotter", "much hotter"],
 )
-def test_a_law_that_is_none_or_that_nobody_drew_from_is_unsound(law, words):
+def test_a_law_that_is_none_or_that_nobody_drew_from_is_said(law, expected, words):
     state, text = odd([siblings(n, **law) for n in range(1, 4)])["siblings"]
-    assert state == "unsound" and words in text
+    assert state == expected and words in text
 
 
 @pytest.mark.parametrize("heat", [0.3, 1.0, 2.0])

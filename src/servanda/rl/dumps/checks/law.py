@@ -294,7 +294,9 @@ class Siblings(Sums):
                 "prompts): the tokens were drawn at another temperature, or with a filter, and not "
                 "from the law that was recorded"
             )
-            state = "unsound" if abs(z) > _SIGMAS else "warning"
+            if z < 0:  # groups whose answers are all alike may have been left out for their rewards
+                text += ", or prompt groups were selected by their outcome"
+            state = "unsound" if z > _SIGMAS else "warning"
             return Finding("siblings", state, text, numbers)
         if min(self.mixed, self.shared) >= LEAST and share(self.mixed, self.groups) > 0.01:
             text = (
