@@ -20,7 +20,7 @@ BUDGET = {
     "engines": 14948,
     "report": 4800,
     "runner": 7221,
-    "rl": 25970,
+    "rl": 25973,
     "authoring": 5510,
     "cli": 6575,
     "root": 516,

@@ -90,7 +90,7 @@ def test_numbers_that_do_not_exist_are_absent(tmp_path):
     watch = following(path, out, once=True)
     watch.run()
     assert watch.state.places == ()
-    assert "gradient, all trained tokens: 0.01 [0.009, 0.011], limit 0.025" in out.lines[1]
+    assert "gradient, all trained tokens: 0.01 [0.009, 0.011], limit 0.025" in out.lines[2]
 
 
 def run_of(path, drifts, *, first=1):

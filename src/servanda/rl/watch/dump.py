@@ -16,6 +16,7 @@ from typing import Any
 from servanda.contract.model import WHOLE, Contract
 from servanda.errors import ContractError, EvidenceError, MeasurementError
 from servanda.judgement.escalation import actions_of
+from servanda.report.cell_text import REALISED
 from servanda.rl.dumps.checks import Soundness, of_step
 from servanda.rl.dumps.formats import FORMATS, Dump, Refused, open_dump
 from servanda.rl.dumps.statistics import (
@@ -325,6 +326,7 @@ class DumpSource:
             f"slices   {', '.join(named) or 'none: too few tokens per step, or all alike'}",
             *(f"         {note}" for note in of.left_out),
             each,
+            f"         {REALISED}",
             *against,
         )
 

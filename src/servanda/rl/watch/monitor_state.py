@@ -19,7 +19,7 @@ from servanda.errors import ContractError
 from servanda.judgement.breakdown import Advice
 from servanda.judgement.clauses.base import GUARDS, CellVerdict
 from servanda.judgement.clauses.draft_acceptance import DRAFT_ACCEPTANCE
-from servanda.report.cell_text import GLYPH
+from servanda.report.cell_text import GLYPH, REALISED
 from servanda.rl.monitor.state_file import SCHEMA
 from servanda.rl.monitor.statistics import DRAFTS
 from servanda.rl.steps.drift import RunEnds, TokenSum
@@ -188,7 +188,8 @@ class MonitorSource:
             return ()
         named = f": {self._name}" if self._name else ""
         against = [] if self._chart is None else [f"change   {self._chart.reference.promise}"]
-        return (f"found    a monitor's state in {self._file}{named}", *against)
+        found = f"found    a monitor's state in {self._file}{named}"
+        return (found, f"         {REALISED}", *against)
 
     def to_plain(self) -> dict[str, Any]:
         own = {name: getattr(self, f"_{name}") for name in _STORED}
