@@ -272,3 +272,5 @@ def test_versions_ahead_of_the_trainer_and_counters_that_restart_are_unsound():
     assert state == "warning" and "went back to older weights" in text
     late = [served(part, part.step - (np.arange(48) % 5 == 0), replica_S) for part in parts]
     assert "versions" not in odd(late)
+    once = [served(p, np.full(48, p.step - 4 * (p.step == 5)), replica_S) for p in parts]
+    assert "versions" not in odd(once)

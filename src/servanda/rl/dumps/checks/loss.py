@@ -13,7 +13,7 @@ from servanda.theory.stats.lag_split import LagSplit
 from servanda.traces.rollouts import LOSS_MASK, LOSS_WEIGHT, UPDATE, VERSIONS, Array, Rollouts
 
 VERSION = "weight_version"  # of Rollouts.per_token
-ENGINES = ("replica", "rank", "engine")  # labels of one engine
+ENGINES = ("replica", "engine")  # labels of one engine
 # verl's check_rollout_correction_health alarms beyond these: mean weight, effective sample size
 MEAN, EFFECTIVE = (0.5, 2.0), 0.3
 OUTSIDE = 0.001  # share of the tokens in the loss that are not trained
@@ -223,13 +223,14 @@ class Versions(Sums):
         """An engine whose newest version falls from one step to the next."""
         for name in dict.fromkeys(name for name, *_ in self.engines):
             rows = [row for of, *row in self.engines if of == name]
-            newest, at = rows[0][1], 0
-            for i, (step, version, _, _) in enumerate(rows):
-                if newest - version >= BACK and step > rows[at][0]:
-                    break
-                newest, at = max((newest, at), (version, i))
-            else:
+            age = np.array([step - version for step, version, _, _ in rows])
+            youngest = np.minimum.accumulate(age[::-1])[::-1]  # from each row on
+            older = youngest[1:] - np.maximum.accumulate(age)[:-1] >= BACK
+            i = int(older.argmax()) + 1 if older.any() else len(rows) - 1
+            # at this step and later ones: one late response is not enough
+            if not older.any() or rows[i][1] >= rows[i - 1][1] or rows[-1][0] == rows[i][0]:
                 continue
+            (step, version), newest = rows[i][:2], rows[i - 1][1]
             (_, _, gap, n), (_, _, later, later_n) = (
                 np.sum(part, axis=0) for part in (rows[:i], rows[i:])
             )
