@@ -201,6 +201,15 @@ def test_a_sampler_that_records_few_bits_is_no_copy(kind, noise):
     assert "filled" not in odd([recorded(part) for part in CLEAN])
 
 
+def test_bounds_are_no_values_that_were_filled_in():
+    def bounded(part):
+        infer = part.infer_K.copy()
+        low, high = np.quantile(infer, [0.05, 0.8])
+        return trained(part, "logp_infer_N", np.clip(infer, low, high))
+
+    assert "filled" not in odd([bounded(part) for part in CLEAN])
+
+
 # ---- the mask of the loss, advantages, and versions
 
 

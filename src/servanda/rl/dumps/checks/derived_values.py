@@ -123,10 +123,18 @@ class Filled(Sums):
 
 
 def _rare(logp_K: Array, flag_K: Array) -> Array:
-    """The flagged tokens whose value is no bound and no placeholder, which `piles` counts."""
+    """The flagged tokens whose value is no bound and no placeholder, which `piles` counts.
+
+    A bound stands in more places than behind itself.
+    """
     value_V, at_M, n_V = np.unique(logp_K[flag_K], return_inverse=True, return_counts=True)
+    if not len(value_V):
+        return flag_K
+    every_V, all_V = np.unique(logp_K[np.isfinite(logp_K)], return_counts=True)
+    all_V = all_V[np.searchsorted(every_V, value_V)]
+    few_V = (n_V < max(_PILED, _PILED_SHARE * len(at_M))) & (all_V <= 2 * n_V)
     flag_K = flag_K.copy()
-    flag_K[flag_K] = (n_V < max(_PILED, _PILED_SHARE * len(at_M)))[at_M] if len(value_V) else False
+    flag_K[flag_K] = few_V[at_M]
     return flag_K
 
 
