@@ -364,7 +364,7 @@ def _next(answer: DumpVerdict) -> Iterator[str]:
             "check with --contract)"
         )
     yield f"{verdict.tokens:,} tokens, and the verdict is about these alone: {REALISED}"
-    yield (f"contract {verdict.key.contract[:8]} · evidence {verdict.evidence[:8]}")
+    yield f"contract {verdict.key.contract[:8]} · evidence {verdict.evidence[:8]}"
     rate = statistics.tokens / max(answer.seconds, 1e-9)
     yield f"exit {verdict.exit_code} · {answer.seconds:.0f} s · {_rate(rate)} tokens/s"
 

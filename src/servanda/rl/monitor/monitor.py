@@ -302,7 +302,7 @@ class Monitor:
         """Fix the cells of the run: from all ranks' counts, or from the run that it continues."""
         contract, counts, sample = self._contract, Counts(), ()
         if batch.tokens:
-            rows = ranks.first_rows(batch, STEP_TOKENS)
+            rows = ranks.some_rows(batch, STEP_TOKENS)
             sample = (rollouts_of(batch, self._member, rows),)
             if not self._state.contract and contract.slices_itself:
                 counts.add(paired(rollouts_of(batch.on_host), 0))
@@ -348,7 +348,7 @@ class Monitor:
 
     def _overlaps(self, batch: Batch) -> Sequence[Overlaps]:
         """Slices and tokens of all ranks; gathered only if a cell is violated."""
-        sample = (rollouts_of(batch, self._member, ranks.first_rows(batch, STEP_TOKENS)),)
+        sample = (rollouts_of(batch, self._member, ranks.some_rows(batch, STEP_TOKENS)),)
         atoms = overlaps(self._cuts, batch)
         own = Overlaps(self._member, self._digest, batch.weights, atoms=atoms, sample=sample)
         return ranks.gathered(self._gather, own)[0]

@@ -334,17 +334,17 @@ _RARE_NATS = -14.0  # probability of a whole response: one in a million
 _COPY = "logp_train and logp_infer are one array: the trainer's own logprobs were not computed"
 
 
-def first_rows(batch: Batch, tokens: int) -> Array:
-    """The first sequences, with so many judged tokens or a few more: their indices."""
-    n_B = hosted(batch.mask_BT.sum(1))
-    return np.arange(min(batch.sequences, 1 + int(np.searchsorted(n_B.cumsum(), tokens))))
+def some_rows(batch: Batch, tokens: int, *, mixed: bool = False) -> Array:
+    """Sequences with so many judged tokens or a few more: their indices, in order.
 
-
-def some_rows(batch: Batch, tokens: int) -> Array:
-    """As `first_rows`, of the sequences in an order that the step alone determines; sorted."""
-    n_B = hosted(batch.mask_BT.sum(1))
-    order_B = np.random.default_rng(batch.weights).permutation(batch.sequences)
-    return np.sort(order_B[: 1 + int(np.searchsorted(n_B[order_B].cumsum(), tokens))])
+    Args:
+        mixed: not the first ones, but the first in an order that the step alone determines.
+    """
+    order_B = np.arange(batch.sequences)
+    if mixed:
+        order_B = np.random.default_rng(batch.weights).permutation(order_B)
+    n_B = hosted(batch.mask_BT.sum(1))[order_B]
+    return np.sort(order_B[: 1 + int(np.searchsorted(n_B.cumsum(), tokens))])
 
 
 def rollouts_of(batch: Batch, member: str = "", rows: Array | None = None) -> Rollouts:
@@ -373,7 +373,7 @@ def rollouts_of(batch: Batch, member: str = "", rows: Array | None = None) -> Ro
         batch.weights,
         np.full(len(row_R), width),
         token_RT.ravel(),
-        taken(batch.mask_BT).flatten(),  # a copy, for the trainer may change its arrays
+        taken(batch.mask_BT).ravel(),  # all are copies, for the trainer may change its arrays
         taken(batch.logp_train_BT).ravel().astype(np.float64),
         taken(batch.logp_infer_BT).ravel().astype(np.float64),
         tuple(names),
@@ -400,7 +400,7 @@ def data_problems(batch: Batch) -> tuple[str, ...]:
                 check.add(rollouts)
             problems += errors_of(check.finding() for check in checks)
     if not problems and batch.tokens:
-        rows = some_rows(batch, CHECKED_TOKENS)
+        rows = some_rows(batch, CHECKED_TOKENS, mixed=True)
         problems += sample_problems([rollouts_of(batch, rows=rows)], but=_ON_ALL)
     return tuple(problems)
 

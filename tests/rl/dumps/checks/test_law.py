@@ -88,34 +88,30 @@ def test_so_many_draws_have_the_probability_that_is_claimed():
     assert (token, n, round(np.exp(nats), 6)) == (9, 160, p)
 
 
+def _put(part, at, token, nats):
+    """One id at some tokens, with about one logprob on both sides."""
+    changed = {name: getattr(part, name).copy() for name in BOTH}
+    for values in changed.values():
+        values[at] = nats - 0.01 * np.arange(len(at))
+    ids = part.token_N.copy()
+    ids[at] = token
+    return replace(part, token_N=ids, **changed)
+
+
 def _opening(part):
     """Half of the answers begin with one id, which the sampler finds improbable."""
-    first = np.flatnonzero(part.mask_N)[:: int(part.trained_S[0])][::2]
-    token, columns = part.token_N.copy(), {name: getattr(part, name).copy() for name in BOTH}
-    token[first] = 7
-    for values in columns.values():
-        values[first] = -6.0 - 0.01 * np.arange(len(first))
-    return replace(part, token_N=token, **columns)
+    return _put(part, np.flatnonzero(part.mask_N)[:: int(part.trained_S[0])][::2], 7, -6.0)
 
 
 def _padding(part):
     """The last three tokens of each answer are those of padding."""
-    last = np.flatnonzero(part.mask_N).reshape(len(part), -1)[:, -3:].ravel()
-    token, columns = part.token_N.copy(), {name: getattr(part, name).copy() for name in BOTH}
-    token[last] = 0
-    for values in columns.values():
-        values[last] = -12.0 - 0.01 * np.arange(len(last))
-    return replace(part, token_N=token, **columns)
+    rows = np.flatnonzero(part.mask_N).reshape(len(part), -1)
+    return _put(part, rows[:, -3:].ravel(), 0, -12.0)
 
 
 def _inside(part):
     """One id stands anywhere in the answers, where the sampler never expects it."""
-    at = np.flatnonzero(part.mask_N)[5::37]
-    token, columns = part.token_N.copy(), {name: getattr(part, name).copy() for name in BOTH}
-    token[at] = 8
-    for values in columns.values():
-        values[at] = -14.0 - 0.01 * np.arange(len(at))
-    return replace(part, token_N=token, **columns)
+    return _put(part, np.flatnonzero(part.mask_N)[5::37], 8, -14.0)
 
 
 @pytest.mark.parametrize("lie", [_opening, _padding, _inside])
@@ -199,6 +195,12 @@ def test_a_sampler_that_records_few_bits_is_no_copy(kind, noise):
         return trained(part, "logp_train_N", np.minimum(train, -1e-9))
 
     assert "filled" not in odd([recorded(part) for part in CLEAN])
+
+
+def test_a_sure_sampler_that_records_few_bits_is_no_copy():
+    parts = [step(n, sure=9.0) for n in (1, 2, 3)]
+    parts = [trained(part, "logp_infer_N", _half(part.infer_K, "bfloat16")) for part in parts]
+    assert "filled" not in odd(parts)
 
 
 def test_bounds_are_no_values_that_were_filled_in():

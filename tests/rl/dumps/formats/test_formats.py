@@ -416,7 +416,11 @@ def test_a_folder_without_a_dump_says_what_was_looked_for_and_seen(tmp_path):
 
 WRITTEN_BY = {  # a file, its first line, the framework, and a word of the next move
     "rollouts/12.jsonl": ("verl", {"input": "", "output": "", "score": 1, "step": 12}, "VERL"),
-    "out/completions.jsonl": ("ms-swift", {"step": ["1"]}, "rollout_per_token_logps"),
+    "out/completions.jsonl": (
+        "ms-swift",
+        {"step": ["1"], "prompt": [""], "completion": [""], "advantages": [0.5]},
+        "rollout_per_token_logps",
+    ),
     "completions/completions_00003.parquet": ("TRL", None, "Dumping"),
     "rollout/7/a1.jsonl": (
         "AReaL",
@@ -441,7 +445,9 @@ def test_files_of_a_framework_without_both_logprobs_are_named(tmp_path, name):
         with pytest.raises(ContractError) as error:
             open_dump(opened)
         said, hint = str(error.value).split("\n  hint: ")
-        assert f"{name if opened is tmp_path else path.name} is written by {framework}" in said
+        assert (
+            f"{name if opened is tmp_path else path.name} looks like a file of {framework}" in said
+        )
         assert move in hint
 
 

@@ -313,6 +313,24 @@ def test_parts_that_cannot_be_joined_are_refused(tmp_path, left_out, changes, re
     assert reason in str(error.value)
 
 
+@pytest.mark.parametrize("shard", [{"cp_size": "2"}, {"cp_rank": 2, "cp_size": 2}, {"cp_rank": -1}])
+def test_a_rank_that_cannot_be_is_said(tmp_path, shard):
+    columns = {name: [value] for name, value in sample().items()}
+    pt(tmp_path, {"rollout_id": 3, "rollout_data": columns, **shard}, "3_0.pt")
+    with pytest.raises(MeasurementError, match=r"3_0\.pt is of context-parallel rank"):
+        read(open_dump(tmp_path))
+
+
+@pytest.mark.parametrize("changes", [{"loss_masks": ...}, {"tokens": [7]}, {"partition": ["a"]}])
+def test_parts_of_a_file_that_was_changed_are_refused(tmp_path, changes):
+    columns = {name: [value] for name, value in sample().items()} | changes
+    columns = {name: value for name, value in columns.items() if value is not ...}
+    payload = {"rollout_id": 3, "rollout_data": columns, "cp_rank": 0, "cp_size": 2}
+    pt(tmp_path, payload, "3_0.pt")
+    with pytest.raises(EvidenceError):
+        read(open_dump(tmp_path))
+
+
 def test_rewards_of_miles_are_those_of_the_samples_of_a_rank(tmp_path):
     """Every rank has those of the whole rollout, in its order."""
     columns = {name: [value] * 2 for name, value in sample().items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -169,6 +170,16 @@ class StepSums:
     def total(self, like: Array) -> Array:
         """The sum over all steps; `like` (zeros) without any."""
         return np.add.reduce(self.steps, axis=0) if self.steps else like
+
+
+def by_squares(total: float, square: float, n: float) -> tuple[float, float]:
+    """Whether n values with this sum and sum of squares have a mean of 0.
+
+    Returns:
+        The sum in standard errors by its own squares, at most sqrt(n), and Student's t.
+    """
+    z = total / math.sqrt(square) if square else 0.0
+    return z, z / math.sqrt(max(1 - z * z / n, 1e-9)) if n else 0.0
 
 
 def share(part: int, whole: int) -> float:

@@ -26,7 +26,9 @@ _RULES = {
 }
 _PILED, _PILED_SHARE = 10, 0.1  # tokens of one value, of all that repeat the one before
 _COARSER = ("bfloat16", "float16")
-_LONG, _OTHERS = 16, 0.5  # fewest tokens of a rounded copy; share of the others that may be equal
+# first tokens of a sequence that are compared, those among them that are not certain, and the share
+# of such tokens of other sequences that may be equal: chance then takes 0.3^8 of the sequences
+_HEAD, _LEAST_UNSURE, _OTHERS = 16, 8, 0.3
 _FEW_COPIES = 5
 
 
@@ -41,9 +43,9 @@ class Filled(Sums):
             f"{rule} {side}": 0 for rule in ("before", "line") for side in ("both", *SIDES)
         }
         self.grids: dict[str, Grid] = {side: Grid() for side in SIDES}
-        self.sequences = self.copied = 0  # long ones; those that are the trainer's, rounded
-        self.equal = self.compared = 0  # first tokens of the others, and of all others
-        self.first = {name: FirstPlace() for name in (*_RULES, "copied")}
+        self.sequences = self.copied = 0  # that are compared; those that are the trainer's, rounded
+        self.equal = self.compared = 0  # of the others' first tokens: equal once rounded, and all
+        self.first = {name: FirstPlace() for name in (*self.made, "copied")}
 
     def add(self, rollouts: Rollouts) -> None:
         at_K = rollouts.trained_K[:_SAMPLE]
@@ -79,20 +81,22 @@ class Filled(Sums):
             for rule, flag_K in of.items():
                 if (name := f"{rule} {side}") in self.made:
                     self.made[name] += int(np.count_nonzero(flag_K))
-                    self.first[rule].add(rollouts, flag_K)
+                    self.first[name].add(rollouts, flag_K)
         self._copies(rollouts)
 
     def _copies(self, rollouts: Rollouts) -> None:
         """Count sequences whose sampler's column is the trainer's in a coarser format."""
-        long_S = rollouts.trained_S >= _LONG
-        start_S = (np.cumsum(rollouts.trained_S) - rollouts.trained_S)[long_S]
-        head_SH = start_S[:, None] + np.arange(_LONG)
+        start_S = (np.cumsum(rollouts.trained_S) - rollouts.trained_S)[rollouts.trained_S >= _HEAD]
+        head_SH = start_S[:, None] + np.arange(_HEAD)
         train_SH, infer_SH = rollouts.train_K[head_SH], rollouts.infer_K[head_SH]
         unsure_SH = infer_SH < -CERTAIN_NATS
-        differ_S = (unsure_SH & (train_SH != infer_SH)).any(axis=1)
-        alike_SH = np.zeros(head_SH.shape, bool)
+        told_S = np.count_nonzero(unsure_SH, axis=1) >= _LEAST_UNSURE
+        start_S, unsure_SH = start_S[told_S], unsure_SH[told_S]
+        train_SH, infer_SH = train_SH[told_S], infer_SH[told_S]
+        alike_SH = np.zeros(train_SH.shape, bool)
         for form in _COARSER:
             alike_SH |= rounded(train_SH, form) == infer_SH
+        differ_S = (unsure_SH & (train_SH != infer_SH)).any(axis=1)
         copied_S = differ_S & (alike_SH | ~unsure_SH).all(axis=1)
         self.sequences += len(start_S)
         self.copied += int(copied_S.sum())
@@ -105,8 +109,9 @@ class Filled(Sums):
         others = self.compared and self.equal <= _OTHERS * self.compared
         if self.copied >= max(_FEW_COPIES, _UNSOUND * self.sequences) and others:
             text = (
-                f"in {self.copied:,} of {self.sequences:,} long sequences the sampler's logprobs "
-                "are the trainer's, rounded to a smaller format: one column was made from the other"
+                f"in {self.copied:,} of {self.sequences:,} sequences the sampler's first {_HEAD} "
+                "logprobs are the trainer's, rounded to a smaller format: one column was made from "
+                "the other"
             )
             odd = self.copied, self.sequences, _UNSOUND
             return Finding("filled", "unsound", text, {}, self.first["copied"].place, odd)
@@ -118,7 +123,7 @@ class Filled(Sums):
                 continue
             text = f"{n:,} of {self.tokens:,} of {whose(side)} logprobs {_RULES[rule]}"
             state = "unsound" if n > _UNSOUND * self.tokens else "warning"
-            return Finding("filled", state, text, {"made": n}, self.first[rule].place)
+            return Finding("filled", state, text, {"made": n}, self.first[name].place)
         return Finding("filled", "ok", "")
 
 

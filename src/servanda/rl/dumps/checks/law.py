@@ -22,6 +22,7 @@ from servanda.rl.dumps.checks.base import (
     FirstPlace,
     StepSums,
     Sums,
+    by_squares,
     check,
     digest,
     share,
@@ -92,7 +93,7 @@ class Draws(Sums):
 
     def __init__(self) -> None:
         self.places = {name: _Place() for name in (_FIRST, _LATER, _EVERYWHERE)}
-        self.first = FirstPlace()
+        self.first: dict[int, str] = {}  # id -> place of its first rare draw
 
     def add(self, rollouts: Rollouts) -> None:
         turns, infer_K = rollouts.turns, rollouts.infer_K
@@ -101,7 +102,16 @@ class Draws(Sums):
             at_T = turns.trained_T[own_T]
             self.places[name].add(token_K[at_T], infer_K[at_T])
         self.places[_EVERYWHERE].add(token_K, infer_K, _RARE)
-        self.first.add(rollouts, infer_K < _LEVELS[_RARE])
+        rare_K = np.flatnonzero(infer_K < _LEVELS[_RARE])
+        id_I, at_I = np.unique(token_K[rare_K], return_index=True)
+        of_I = rollouts.sequence_of(rollouts.trained_K[rare_K[at_I]])
+        for token, sequence in zip(id_I.tolist(), of_I.tolist(), strict=True):
+            self.first.setdefault(token, rollouts.source_S[sequence])
+
+    def join(self, later: Draws) -> None:
+        for name, place in self.places.items():
+            place.join(later.places[name])
+        self.first = {**later.first, **self.first}
 
     def finding(self) -> Finding:
         for name, place in self.places.items():
@@ -117,8 +127,13 @@ class Draws(Sums):
             if more:
                 text += f"; likewise {count(more, 'token')} of {count(len(found) - 1, 'other id')}"
             numbers = {"tokens": float(place.tokens), "undrawn": float(n + more)}
-            return Finding("draws", "unsound", text, numbers, self.first.place)
+            return Finding("draws", "unsound", text, numbers, self.first.get(token, ""))
         return Finding("draws", "ok", "")
+
+
+def _first(place: FirstPlace, rollouts: Rollouts, sequence: Array) -> None:
+    if len(sequence) and not place.place:
+        place.place = rollouts.source_S[int(sequence[0])]
 
 
 # Siblings: responses to one prompt that begin alike have one law there.
@@ -149,7 +164,7 @@ class Siblings(Sums):
         # of first tokens, and of all: prompts, sum of the agreement beyond chance, and of squares
         self.agreed = StepSums()
         self.first, self.first_mixed = FirstPlace(), FirstPlace()
-        self.first_above = FirstPlace()
+        self.first_above = {0: FirstPlace(), 1: FirstPlace()}  # of first tokens, and of later ones
 
     def add(self, rollouts: Rollouts) -> None:
         first_S = np.cumsum(rollouts.trained_S) - rollouts.trained_S
@@ -218,8 +233,6 @@ class Siblings(Sums):
         again_A &= least_A <= _UNSURE_NATS
         far_A = again_A & (logp_A - least_A > _FAR_NATS)
         apart_A = again_A & (logp_A - least_A > _APART_NATS)
-        if far_A.any() and not self.first.place:
-            self.first.place = rollouts.source_S[int(row_A[far_A][0])]
         # probabilities of different tokens of one place
         p_A = np.exp(np.minimum(logp_A, 0.0))
         sum_L = np.bincount(like_A[begins_D], p_A[begins_D])
@@ -230,8 +243,8 @@ class Siblings(Sums):
         if depth < _BEGINNING:
             self.pairs += int(again_A.sum())
             self.far += int(far_A.sum())
-        if above_L.any() and not self.first_above.place:
-            self.first_above.place = rollouts.source_S[int(row_A[above_L[like_A]][0])]
+            _first(self.first, rollouts, row_A[far_A])
+        _first(self.first_above[min(depth, 1)], rollouts, row_A[above_L[like_A]])
         # how often two draws agree, and how often they should
         pairs_L = np.bincount(like_A[begins_D], n_D * (n_D - 1))
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -267,8 +280,7 @@ class Siblings(Sums):
         last = 1 if one_law.all() else 0  # later places are those of one law, too
         places, above = int(places[: last + 1].sum()), int(above[: last + 1].sum())
         prompts, beyond, square = self.agreed.total(np.zeros((2, 3)))[last].tolist()
-        z = beyond / math.sqrt(square) if square else 0.0  # by its own squares: never above sqrt(n)
-        often = z / math.sqrt(max(1 - z * z / prompts, 1e-9)) if prompts else 0.0  # Student's t
+        z, often = by_squares(beyond, square, prompts)
         numbers = {"pairs": self.pairs, "far": self.far, "mixed": self.mixed}
         numbers |= {"places": places, "above": above, "agreement_t": often}
         if self.pairs >= _PAIRS and self.far > _FAR * self.pairs:
@@ -285,7 +297,8 @@ class Siblings(Sums):
                 "the sampler's probabilities of different tokens sum to more than 1: its logprobs "
                 "are of no law"
             )
-            return Finding("siblings", "unsound", text, numbers, self.first_above.place)
+            first = next((p.place for p in [*self.first_above.values()][: last + 1] if p.place), "")
+            return Finding("siblings", "unsound", text, numbers, first)
         if one_law[0] and prompts >= _PROMPTS and abs(often) > _NOTED:
             how = "more often" if z > 0 else "less often"
             text = (

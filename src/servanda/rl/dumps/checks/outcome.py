@@ -10,7 +10,7 @@ import math
 
 import numpy as np
 
-from servanda.rl.dumps.checks.base import Finding, StepSums, Sums, check, share
+from servanda.rl.dumps.checks.base import Finding, StepSums, Sums, by_squares, check, share
 from servanda.traces.rollouts import Rollouts
 
 _CONTRADICT, _PAIRS = 0.25, 100  # share of the pairs of a group with another reward; fewest pairs
@@ -26,14 +26,13 @@ class Outcome(Sums):
         self.pairs = self.against = 0
         # groups, sums of A d, of (A d)^2, of A^2 and of d^2, each centred in its group
         self.sums = StepSums()
-        self.stale = 0.0
+        self.stale = 0  # chunks with tokens of older weights
 
     def add(self, rollouts: Rollouts) -> None:
         advantage_N = rollouts.per_token.get("advantage")
         if advantage_N is None:
             return
-        lag_N = rollouts.per_token.get("staleness", np.zeros(1))
-        self.stale = max(self.stale, float(np.nanmax(lag_N, initial=0.0)))
+        self.stale += int((rollouts.per_token.get("staleness", np.zeros(1)) > 0).any())
         n_S = rollouts.trained_S
         first_S = np.cumsum(n_S) - n_S
         reward_S = rollouts.per_sequence.get("reward", np.full(len(rollouts), np.nan))
@@ -72,8 +71,7 @@ class Outcome(Sums):
     def finding(self) -> Finding:
         groups, both, square, advantage, gap = self.sums.total(np.zeros(5)).tolist()
         r = both / math.sqrt(advantage * gap) if advantage * gap > 0 else 0.0
-        z = both / math.sqrt(square) if square else 0.0
-        t = z / math.sqrt(max(1 - z * z / groups, 1e-9)) if groups else 0.0
+        _, t = by_squares(both, square, groups)
         numbers = {"groups": groups, "correlation": r, "t": t}
         if groups >= _GROUPS and abs(r) > _KNOWN and abs(t) > _ERRORS:
             text = (

@@ -197,8 +197,8 @@ def _found(path: Place, format: str | None, unsafe_pickles: bool) -> Dump:
         if known := foreign.recognised(path):
             file, kind = known
             raise ContractError(
-                f"{str(path)!r} holds no dump: {file} is written by {kind.framework}, and holds "
-                f"{kind.holds}; a dump needs the token ids and the logprobs of both sides",
+                f"{str(path)!r} holds no dump: {file} looks like a file of {kind.framework}, "
+                f"which holds {kind.holds}; a dump needs token ids and the logprobs of both sides",
                 hint=kind.hint,
             )
         raise ContractError(_nothing(path, list(names)), hint=NO_DUMP)

@@ -29,54 +29,50 @@ class Foreign:
 
     framework: str
     file: str
-    keys: frozenset[str]
+    keys: str
     holds: str
     hint: str
 
 
-def _kind(framework: str, file: str, keys: str, holds: str, hint: str) -> Foreign:
-    return Foreign(framework, file, frozenset(keys.split()), holds, hint)
-
-
 FOREIGN = (
-    _kind(
+    Foreign(
         *("verl (trainer.rollout_data_dir)", "*/*.jsonl", "input output score step"),
         "text and scores",
         "verl's batch has them: set SERVANDA_VERL=verl-sync, and SERVANDA_VERL_DUMP=FOLDER for a "
         "dump (docs/how-to/verl.md)",
     ),
-    _kind(
+    Foreign(
         *("TRL (log_completions)", "*/completions_*.parquet", "", "text and rewards"),
         "class Trainer(Dumping, GRPOTrainer) of servanda.rl.trl writes them (docs/how-to/dumps.md)",
     ),
-    _kind(
-        *("ms-swift (log_completions)", "*/completions.jsonl", ""),
+    Foreign(
+        *("ms-swift (log_completions)", "*/completions.jsonl", "prompt completion advantages"),
         "text, rewards and advantages",
         "its GRPO trainer has them in each micro-batch, as old_per_token_logps, "
         f"rollout_per_token_logps and completion_mask{_OWN}",
     ),
-    _kind(
+    Foreign(
         "AReaL (rollout.dump_to_file)",
         *("*/*.jsonl", "task_id head_version tail_version completion"),
         "text, rewards and versions",
         "its actor's batch has them, as logprobs (of the engine, before the actor replaces them), "
         f"prox_logp, loss_mask and versions{_OWN}",
     ),
-    _kind(
+    Foreign(
         *("ROLL (rollout_dump_dir)", "*/rollout_dump_data.step_*.jsonl", "", "columns of text"),
         f"its batch has them, as infer_logprobs, old_log_probs and response_mask{_OWN}",
     ),
-    _kind(
+    Foreign(
         *("tinker-cookbook (capture)", "capture/*.jsonl", ""),
         "the calls of sampling and training",
         "join the logprobs of each sampling call with those that forward_backward returned for the "
         f"same tokens{_OWN}",
     ),
-    _kind(
+    Foreign(
         *("rLLM", "episodes/*.json", "", "episodes with the logprobs of the sampler at most"),
         "the trainer under it (verl, tinker) has both: see docs/how-to/verl.md",
     ),
-    _kind(
+    Foreign(
         *("miles (policy_loss_debug)", "policy_loss_debug/rank_*_call_*.pt", ""),
         "logprobs without token ids and without the number of the rollout",
         "--dump-details DIR writes DIR/train_data, which has them",
@@ -90,7 +86,7 @@ def recognised(path: Place) -> tuple[str, Foreign] | None:
     for file in islice(_files(path), _FILES):
         name = f"{file.parent.name}/{file.name}"
         for kind in FOREIGN:
-            if fnmatch(name, kind.file) and (not kind.keys or kind.keys <= _keys(file, name)):
+            if fnmatch(name, kind.file) and {*kind.keys.split()} <= _keys(file, name):
                 return file.relative_to(folder).as_posix(), kind  # pyright: ignore[reportArgumentType] - of one kind
     return None
 
@@ -104,4 +100,4 @@ def _files(path: Place) -> Iterator[Place]:
 
 
 def _keys(file: Place, name: str) -> set[str]:
-    return {*jsonl.head([File(file, 0, name)], [])}
+    return {*jsonl.head([File(file, 0, name)], [])} if file.suffix == ".jsonl" else set()

@@ -18,12 +18,25 @@ import numpy as np
 
 from servanda.errors import MeasurementError
 from servanda.rl.dumps.formats import base
-from servanda.rl.dumps.formats.json_arrays import Unusable
+from servanda.rl.dumps.formats.json_arrays import Unusable, require
 from servanda.rl.dumps.formats.padding import plain
 from servanda.traces.rollouts import Array
 
+_MOST_RANKS = 1 << 16
 _PARTS = ("log_probs", "rollout_log_probs", "advantages", "entropy")  # columns that may be parts
 Samples = Sequence[Mapping[str, Any]]
+
+
+def numbers_of(value: Any, name: str) -> Array:
+    """A column as NumPy's array.
+
+    Raises:
+        Unusable: it cannot be one.
+    """
+    try:
+        return plain(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        raise Unusable(f"{name} are not numbers") from None
 
 
 def samples_of(payload: Mapping[str, Any], file: base.File) -> Samples:
@@ -41,14 +54,16 @@ def samples_of(payload: Mapping[str, Any], file: base.File) -> Samples:
     count = len(columns["tokens"])
     own = {str(k): v for k, v in columns.items() if isinstance(v, list) and len(v) == count}
     own["sample_index"] = own.get("sample_indices", [None] * count)
-    raw, place = columns.get("raw_reward"), own.get("partition")
-    if isinstance(raw, list) and place and max(map(int, place)) < len(raw):  # of the whole rollout
-        own["raw_reward"] = [raw[int(at)] for at in place]
-    shard = {
-        "cp_rank": payload.get("cp_rank") or 0,
-        "cp_size": payload.get("cp_size") or 1,
-        "qkv_format": payload.get("qkv_format") or "thd",
-    }
+    raw, place = columns.get("raw_reward"), own.get("partition", [])
+    if isinstance(raw, list) and place and all(at in range(len(raw)) for at in place):
+        own["raw_reward"] = [raw[at] for at in place]  # those of the whole rollout
+    rank, size = payload.get("cp_rank") or 0, payload.get("cp_size") or 1
+    if not (isinstance(rank, int) and isinstance(size, int) and 0 <= rank < size <= _MOST_RANKS):
+        raise MeasurementError(
+            f"{file.name} is of context-parallel rank {rank!r} of {size!r}",
+            hint="it is cut off or changed: copy it again",
+        )
+    shard = {"cp_rank": rank, "cp_size": size, "qkv_format": payload.get("qkv_format") or "thd"}
     return [{**{key: column[at] for key, column in own.items()}, **shard} for at in range(count)]
 
 
@@ -84,8 +99,8 @@ def _identity(sample: Mapping[str, Any]) -> Any:
     digest = hashlib.blake2b(digest_size=16)
     for name in ("tokens", *(("rollout_log_probs",) if number is None else ())):
         try:
-            digest.update(plain(sample[name]).tobytes())
-        except (KeyError, TypeError, ValueError, OverflowError, RuntimeError):
+            digest.update(numbers_of(sample.get(name), name).tobytes())
+        except Unusable:
             return None
     return str(number), digest.digest()
 
@@ -102,10 +117,7 @@ def _columns(copies: Samples) -> dict[str, Any]:
         for sample in copies:
             if sample.get(name) is None:
                 continue
-            try:
-                own = plain(sample[name])
-            except (TypeError, ValueError, OverflowError, RuntimeError):
-                raise Unusable(f"{name} are not numbers") from None
+            own = numbers_of(sample[name], name)
             known = part.setdefault(sample["cp_rank"], own)
             if known is not own and known.tobytes() != own.tobytes():
                 raise Unusable(f"{name} of one sample differ between ranks that hold copies of it")
@@ -138,8 +150,9 @@ def _whole(part: Mapping[int, Array], sample: Mapping[str, Any], name: str) -> A
 
 def _owner_R(sample: Mapping[str, Any], size: int) -> Array:
     """Which context-parallel rank scored each token of a response, [R]."""
-    total, response = len(sample["tokens"]), len(sample["loss_masks"])
-    padded = total
+    require(sample, ("tokens", "loss_masks"))
+    total, response = (numbers_of(sample[name], name).size for name in ("tokens", "loss_masks"))
+    padded = max(total, 1)
     if sample["qkv_format"] != "thd":
         padded = sample.get("max_seq_lens")
         if not isinstance(padded, int) or padded < total:

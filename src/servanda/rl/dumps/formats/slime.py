@@ -28,7 +28,6 @@ import numpy as np
 from servanda.errors import MeasurementError
 from servanda.rl.dumps.formats import base, miles
 from servanda.rl.dumps.formats.json_arrays import Unusable, require
-from servanda.rl.dumps.formats.padding import plain
 from servanda.rl.dumps.formats.route_rows import routes_of
 from servanda.rl.dumps.storage import Place, local, seekable
 from servanda.traces.rollouts import ROUTE, ROUTES_UNREAD, UPDATE, VERSIONS, Array
@@ -186,10 +185,7 @@ def alone(
 
 
 def _ids(value: Any) -> Array:
-    try:
-        token = plain(value)
-    except (TypeError, ValueError, OverflowError, RuntimeError):
-        raise Unusable("tokens are not numbers") from None
+    token = miles.numbers_of(value, "tokens")
     if token.ndim != 1 or token.dtype.kind not in "iu":
         raise Unusable("tokens are not a list of whole numbers")
     return token.astype(np.int64)
@@ -339,15 +335,8 @@ def _row(sample: Mapping[str, Any], newest: int) -> base.RolloutRow:
     )
 
 
-def _array(value: Any, name: str) -> Array:
-    try:
-        return plain(value)
-    except (TypeError, ValueError, OverflowError, RuntimeError):
-        raise Unusable(f"{name} are not numbers") from None
-
-
 def _column(value: Any, name: str, kinds: str) -> Array:
-    array = _array(value, name)
+    array = miles.numbers_of(value, name)
     if array.ndim != 1 or (len(array) and array.dtype.kind not in kinds):
         raise Unusable(f"{name} are not a list of numbers")
     return array
