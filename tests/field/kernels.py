@@ -333,13 +333,13 @@ def update_keeps_prefixes(folder, broken):
     "vllm-project/vllm#53912",
     "vllm-project/vllm#43559",
     what="prefix caching and multi-token prediction corrupt hybrid models",
-    command="servanda relations URL --only cache",
+    command="servanda relations URL --only prefix-cache",
     state="caught",
     exit=1,
     says="tokens are shared with an earlier request, and 8 were read from the cache",
 )
 def corrupt_prefixes(folder, broken):
-    return related("prefix_cache=8", "prefix_hit:offset" if broken else "", "cache")
+    return related("prefix_cache=8", "prefix_hit:offset" if broken else "", "prefix-cache")
 
 
 @bug(
@@ -347,7 +347,7 @@ def corrupt_prefixes(folder, broken):
     "sgl-project/sglang#39830",
     what="a hit of the host's tier of the cache: 20 of 20 answers are fluent and wrong; cold and "
     "from the device 20 of 20 are right",
-    command="servanda relations URL --only cache --between 1024",
+    command="servanda relations URL --only prefix-cache --between 1024",
     state="caught",
     exit=1,
     says="tokens are shared with an earlier request, and 8 were read from the cache",
@@ -355,20 +355,20 @@ def corrupt_prefixes(folder, broken):
 def wrong_in_the_second_tier(folder, broken):
     """Right as long as the prefix is in the first tier, of 64 blocks."""
     fault = "prefix_hit:demoted" if broken else ""
-    return related("prefix_cache=8", fault, "cache", between=1024)
+    return related("prefix_cache=8", fault, "prefix-cache", between=1024)
 
 
 @bug(
     CACHE,
     "vllm-project/tpu-inference#3412",
     what="gsm8k .01 with prefix caching, .97 without",
-    command="servanda relations URL --only cache",
+    command="servanda relations URL --only prefix-cache",
     state="caught",
     exit=1,
     says="tokens are shared with an earlier request, and 16 were read from the cache",
 )
 def prefixes_of_other_texts(folder, broken):
-    return related("prefix_cache=8", "prefix_hit:context" if broken else "", "cache")
+    return related("prefix_cache=8", "prefix_hit:context" if broken else "", "prefix-cache")
 
 
 @bug(
@@ -390,13 +390,13 @@ def quantised_cache(folder, broken):
     BUILDS,
     "vllm-project/vllm#48271",
     what="a block size switches at 256 tokens: prefill is not decode, and decode depends on load",
-    command="servanda relations URL --limit 1e-4",
+    command="servanda relations URL",
     state="caught",
     exit=1,
     says="(those of 1 modulo 8 tokens, from 9 on)",
 )
 def block_size_switches(folder, broken):
-    return related("", "lost_block:8" if broken else "", "length", "prefill", limit="1e-4")
+    return related("", "lost_block:8" if broken else "", "prompt-length", "prefill-decode")
 
 
 @bug(
@@ -406,14 +406,14 @@ def block_size_switches(folder, broken):
     "sgl-project/sglang#19431",
     "sgl-project/sglang#10785",
     what="a deterministic mode is broken by temperature, by an attention kernel, by TP ≥ 4",
-    command="servanda relations URL",
+    command="servanda relations URL --bitwise",
     state="caught",
     exit=1,
-    says="nats at new token 0 among 2 requests at once",
+    says="not equal bit for bit",
 )
 def not_deterministic(folder, broken):
     # a mode that runs each request by itself keeps all bits, and one that pads a batch does not
-    return related("" if broken else "prefix_cache=8", "", "replay", "company", wait_s=0.3)
+    return related("" if broken else "prefix_cache=8", "", "batching", wait_s=0.3, bitwise=True)
 
 
 known(

@@ -42,14 +42,15 @@ def served(options="", max_batch=4, wait_s=0.02, test_mode=False):
         yield str(client.base_url).rstrip("/")
 
 
-def related(options, fault, names, limit="0", wait_s=0.0, between=0):
+def related(options, fault, names, wait_s=0.0, between=0, bitwise=False):
     """`servanda relations URL`, of some relations, as a row of the field's bugs."""
     from tests.field.rows import servanda
 
     keys = "".join(f",{key}" for key in (options, f"fault={fault}" if fault else "") if key)
     only = [word for name in names for word in ("--only", name)]
     between = ("--between", between) if between else ()
-    how = ("--prompts", checkpoint() / "prompts.jsonl", "--limit", limit, "--quiet")
+    how = ("--prompts", checkpoint() / "prompts.jsonl", "--quiet")
+    how += ("--bitwise",) if bitwise else ()
     small = ("--longest", 17, "--requests", 2, "--max-new-tokens", 2)
     with served(keys, wait_s=wait_s) as url:
         return servanda("relations", f"{url},batch_size=2", *only, *how, *small, *between)

@@ -52,7 +52,7 @@ def test_tokens_that_do_not_follow_the_report_are_the_cause_and_no_correction_is
     )
     advice = verdict.advice
     assert advice.name == "raw_logprobs" and not advice.corrections
-    assert advice.command == f"servanda relations {path} --only draws"
+    assert advice.command == f"servanda relations {path} --only sampling"
     assert sv.load(path).kernels.infer.fault == {"undisclosed_top_p": 0.7}
 
 

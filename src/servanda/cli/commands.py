@@ -6,7 +6,7 @@ from __future__ import annotations
 FIRST = {
     "check": "Judge a trainer's dump, or measure and judge the kernels of a contract.",
     "compare": "Compare B, the candidate, with A, which serves today.",
-    "relations": "Compare a kernel with itself: cache, batch, order, length, prefill, draws.",
+    "relations": "Self-consistency of one engine: batching, prefix cache, prefill, sampling.",
     "bisect": "Find the module or the setting that makes B differ from A.",
     "preflight": "Before a run: does every weight reach the engine?",
     "watch": "Follow a trainer's dump or a monitor's state; tell what changes.",

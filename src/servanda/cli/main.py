@@ -38,7 +38,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "relations": (
         "http://127.0.0.1:8000",
-        f"{_MODEL}@float32,prefix_cache=16 --limit 1e-4 --only cache --only company",
+        f"{_MODEL}@float32,prefix_cache=16 --only prefix-cache --only batching",
     ),
     "bisect": (_SIDES, f"{_SIDES} --path decode --format html > bisect.html"),
     "preflight": ("my_drill.py:trainee", "--trl train.py --format json"),

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shlex
-import statistics
 import sys
+import time
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,22 +19,22 @@ from servanda.contract.kernel_string import parse_kernel, shown
 from servanda.contract.model import Kernel
 from servanda.engines import engine_names
 from servanda.errors import ContractError
+from servanda.report.format import duration
 from servanda.runner import run
 from servanda.runner.compare.contract import SHIPPED, read_corpus, shipped
 from servanda.runner.compare.sides import refuse_missing
 from servanda.runner.measurement import Progress
 from servanda.runner.probe import encoded
-from servanda.runner.relations.judge import Finding
+from servanda.runner.relations.judge import LEAST, Finding, Rounding
 from servanda.runner.relations.observation import Ids
 from servanda.runner.relations.relation import Cases
-from servanda.runner.relations.run import NAMES, Options, relations
+from servanda.runner.relations.run import NAMES, Options, expected, relations
 from servanda.runner.relations.subject import Request, Subject
 from servanda.theory.sampling import uniforms
 
 _MARK = {"holds": "✓", "violated": "✗", "inconclusive": "?", "untestable": "–"}
 _STATES = {"untestable": "not testable: ", "violated": "violated: "}
-_FLOAT32_NATS = 1e-3  # rounding of float32 is smaller
-_STANDS_OUT = 100.0  # times the median difference of the other relations
+_CROWD = 64  # requests that are sent to a server at once, unless its kernel string says how many
 _TEXTS = 64  # prompts of the file that are used
 _IDS = 1000  # ids of a server that encodes no texts and does not tell its vocabulary
 
@@ -59,17 +60,27 @@ class _IdsType(click.ParamType):
 )
 @click.option(
     "--limit",
-    type=click.FloatRange(0),
+    type=click.FloatRange(0, min_open=True),
     metavar="NATS",
-    help="Largest allowed difference of a logprob, such as 1e-4; 0 compares bits.  [default: bits, "
-    "and a difference that can be rounding is undecided]",
+    help="Largest allowed logit noise, such as 1e-4.  [default: twice the kernel's own rounding]",
+)
+@click.option(
+    "--bitwise",
+    is_flag=True,
+    help="Ask for equal bits: a difference of any size is a violation.",
+)
+@click.option(
+    "--rounding",
+    type=click.Choice([*LEAST]),
+    help="Rounding of the kernel's number format, such as 16-bit.  [default: as the kernel says, "
+    "or as its differences show]",
 )
 @click.option(
     "--alpha",
     type=click.FloatRange(0, 0.5, min_open=True),
     default=0.05,
     show_default=True,
-    help="Probability that a test rejects a relation that holds, such as 0.01.",
+    help="Probability that sampling is rejected where tokens follow their logprobs, such as 0.01.",
 )
 @shared("--prompts", help="[default: the shipped ones]")
 @click.option(
@@ -116,6 +127,8 @@ def relations_command(
     side: str | None,
     only: tuple[str, ...],
     limit: float | None,
+    bitwise: bool,
+    rounding: Rounding | None,
     alpha: float,
     prompts: Path | None,
     quiet: bool,
@@ -124,23 +137,29 @@ def relations_command(
     between: int,
     **how: Any,
 ) -> None:
-    """Compare a kernel with itself: what must not change an answer, and does it?
+    """Test the self-consistency of one engine: what must not change an answer, and does it?
 
-    It needs no second kernel.  The answer to a request has to be the same once more (replay),
-    among other requests (company), after others (order), with a cached prefix (cache), scored by
-    prefill, wherever the prompt ends (length), and after an update with equal weights; and
-    tokens have to follow the logprobs that are reported with them (draws).  Give a URL, a kernel
-    string, or a contract with --side.
+    It needs no second engine.  The answer to a request has to be the same once more (replay),
+    scored by prefill (prefill-decode), wherever the prompt ends (prompt-length), among other
+    requests (batching), with a cached prefix (prefix-cache), after others (order), and after an
+    update with equal weights; and tokens have to follow the logprobs that are reported with
+    them (sampling).  Differences up to twice the engine's own rounding hold.  Give a URL, a
+    kernel string, or a contract with --side.
     """
+    if bitwise and limit is not None:
+        raise click.UsageError(
+            "--bitwise allows no difference, and --limit allows some: leave out one"
+        )
     kernel = _kernel(what, side)
-    options = Options(only, limit, alpha, update)
+    options = Options(only, limit, bitwise, rounding, alpha, update)
     aside = format_ == "json"  # only the data goes to stdout then
     say = partial(click.echo, err=aside)
     say(f"relations  {shown(kernel)}")
     found: list[Finding] = []
-    subject = Subject.open(kernel, between)
+    subject = Subject.open(_crowded(kernel), between)
     try:
         cases = _cases(subject, prompts, **how)
+        say(_cost(subject, cases, options))
         with watching(quiet) as watch:
 
             def told(name: str, done: int, total: int) -> None:
@@ -149,20 +168,56 @@ def relations_command(
             for finding in relations(subject, cases, options, told):
                 found.append(finding)
                 state = _STATES.get(finding.outcome, "")
-                say(f"{_MARK[finding.outcome]} {finding.relation:<8} {state}{finding.answer}")
+                say(f"{_MARK[finding.outcome]} {finding.relation:<14} {state}{finding.answer}")
                 if finding.example is not None:
                     say(f"  again: {_command(what, side, finding, options, between)}")
     finally:
         subject.close()
-    for sentence in _next(found, limit):
-        say(sentence)
+    outcome = _outcome(found)
+    say(_verdict(outcome, found))
     if aside:
-        show_json(_data(what, side, found, options, subject))
+        show_json(_data(what, side, found, options, subject, outcome))
+    sys.exit({"holds": 0, "violated": 1}.get(outcome, 3))
+
+
+def _crowded(kernel: Kernel) -> Kernel:
+    """The kernel with room for many requests at once, where the size was not stated."""
+    if kernel.url is None or "batch_size" in kernel.model_fields_set:
+        return kernel
+    return kernel.model_copy(update={"batch_size": _CROWD})
+
+
+def _cost(subject: Subject, cases: Cases, options: Options) -> str:
+    """The requests of each relation, and how long all of them take at the pace of the first."""
+    counts = expected(subject, cases, options)
+    began = time.perf_counter()
+    subject.alone(next(cases.some(cases.requests)))
+    each = time.perf_counter() - began
+    named = ", ".join(f"{name} {n}" for name, n in counts.items())
+    total = sum(counts.values())
+    return f"about {total:,} requests, {duration(total * each)} at the pace of the first: {named}"
+
+
+def _outcome(found: Sequence[Finding]) -> str:
     outcomes = {one.outcome for one in found}
     if "violated" in outcomes:
-        sys.exit(1)
+        return "violated"
     # undecided, too, where none can be tested
-    sys.exit(0 if outcomes <= {"holds", "untestable"} and "holds" in outcomes else 3)
+    return (
+        "holds" if outcomes <= {"holds", "untestable"} and "holds" in outcomes else "inconclusive"
+    )
+
+
+def _verdict(outcome: str, found: Sequence[Finding]) -> str:
+    """All relations in one line."""
+
+    def named(state: str) -> str:
+        return ", ".join(one.relation for one in found if one.outcome == state)
+
+    parts = [f"{word} {named(word)}" for word in ("violated", "inconclusive") if named(word)]
+    parts += [f"not testable: {named('untestable')}"] if named("untestable") else []
+    holds = sum(one.outcome == "holds" for one in found)
+    return f"{outcome.upper()}: {'; '.join([f'{holds} of {len(found)} relations hold', *parts])}"
 
 
 def _kernel(what: str, side: str | None) -> Kernel:
@@ -219,43 +274,28 @@ def _command(what: str, side: str | None, finding: Finding, options: Options, be
         words += ["--prompt-ids", ",".join(map(str, ids))]
     words += ["--max-new-tokens", str(request.width)]
     words += ["--seed", str(request.seed)] if request.seed else []
-    words += ["--limit", f"{options.limit:g}"] if options.limit is not None else []
-    words += ["--between", str(between)] if between and finding.relation == "cache" else []
+    limit = finding.limit_nats if options.limit is None else options.limit
+    if options.bitwise:
+        words += ["--bitwise"]
+    elif limit is not None:
+        words += ["--limit", f"{limit:g}"]
+    words += ["--between", str(between)] if between and finding.relation == "prefix-cache" else []
     if finding.relation == "update":
         words += ["--update", options.update or ""]
     return shlex.join(words)
 
 
-def _next(found: list[Finding], limit: float | None) -> list[str]:
-    """What decides where differences may be rounding, and which relation stands out."""
-    if limit is not None:
-        return []
-    sizes = {one.relation: one.largest_nats for one in found if one.example and one.largest_nats}
-    undecided = [one for one in found if one.outcome == "inconclusive" and one.relation in sizes]
-    if not undecided:
-        return []
-    largest = max(sizes[one.relation] for one in undecided)
-    shapes = "rounding in other shapes" if largest < _FLOAT32_NATS else "rounding of 16-bit numbers"
-    lines = [
-        f"differences of up to {largest:.2g} nats can be {shapes}: --limit {3 * largest:.0e} "
-        "accepts them and decides, --limit 0 asks for equal bits"
-    ]
-    for name, size in sizes.items():
-        others = [other for key, other in sizes.items() if key != name]
-        if len(others) >= 2 and size > _STANDS_OUT * statistics.median(others):
-            lines.append(
-                f"{name} stands out: its difference is {size / statistics.median(others):,.0f} "
-                "times the median of the other relations"
-            )
-    return lines
-
-
 def _data(
-    what: str, side: str | None, found: list[Finding], options: Options, subject: Subject
+    what: str,
+    side: str | None,
+    found: Sequence[Finding],
+    options: Options,
+    subject: Subject,
+    outcome: str,
 ) -> dict[str, Any]:
     return {
         "kernel": what,
-        "limit_nats": options.limit,
+        "outcome": outcome,
         "alpha": options.alpha,
         "requests": subject.sent,
         "relations": [
@@ -265,8 +305,11 @@ def _data(
                 "answer": one.answer,
                 "cases": one.requests,
                 "tokens": one.positions,
+                "tokens_in_all": one.of,
+                "tv": one.moved,
+                "noise_nats": one.noise_nats,
+                "limit_nats": one.limit_nats,
                 "largest_nats": one.largest_nats,
-                "p_value": one.p_value,
                 "alpha": one.alpha,
                 "position": one.position,
                 "example": None

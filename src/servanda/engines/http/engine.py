@@ -34,6 +34,7 @@ from servanda.engines.http.dialects.base import (
     Server,
     best_of,
     neutral,
+    without_sampling,
 )
 from servanda.engines.http.draft_meter import drafts_since, meter_of
 from servanda.engines.http.key import key_of
@@ -74,6 +75,7 @@ class HTTPEngine:
         self, kernel: Kernel, limits: Limits = LIMITS, pause: Callable[[float], None] = time.sleep
     ) -> None:
         self.kernel = kernel
+        self.unnamed = False  # whether requests leave the sampling to the server's defaults
         if kernel.timeout_s is not None:
             limits = replace(limits, read_s=kernel.timeout_s, token_s=0.0)
         at, key = _address(kernel), key_of(kernel)
@@ -167,8 +169,9 @@ class HTTPEngine:
             self.transport.text(self.dialect.flush)
 
         def answer(sequence: SequenceRequest) -> Answer:
-            request = self.dialect.draw(sequence, self.server, self.meaning)
-            reply = self.transport.ask(*request, tokens=sequence.width)
+            endpoint, body = self.dialect.draw(sequence, self.server, self.meaning)
+            body = without_sampling(body) if self.unnamed else body
+            reply = self.transport.ask(endpoint, body, tokens=sequence.width)
             return self.dialect.drawn(reply, sequence, self.server)
 
         answers = self._all(answer, sequences, batch)
@@ -248,7 +251,7 @@ class HTTPEngine:
                 hint="sample at temperature 1 without filters, or let a kernel that loads the "
                 "checkpoint score",
             )
-        if self.dialect.flush is not None:
+        if self.dialect.flush is not None and not batch.warm:
             self.transport.text(self.dialect.flush)
 
         def answer(sequence: SequenceRequest) -> Answer:

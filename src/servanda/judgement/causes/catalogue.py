@@ -429,7 +429,7 @@ class Remedy:
 REMEDIES: Mapping[str, Remedy] = {
     "missing_data": Remedy(
         "request a logprob for every sampled token, and mask tokens that have none",
-        _relations("draws"),
+        _relations("sampling"),
     ),
     "shift": Remedy(
         "align the arrays: the logprob of a token comes from the logits of the token before it",
@@ -458,21 +458,21 @@ REMEDIES: Mapping[str, Remedy] = {
     "raw_logprobs": Remedy(
         "record the logprobs after the sampling parameters (vLLM: --logprobs-mode "
         "processed_logprobs)",
-        _relations("draws"),
+        _relations("sampling"),
     ),
     "temperature": Remedy(
         "apply one temperature on both sides, and record logprobs after it (vLLM: --logprobs-mode "
         "processed_logprobs)",
-        _relations("draws"),
+        _relations("sampling"),
     ),
     "top_p": Remedy(
         "sample with top_p 1, top_k -1 and min_p 0, or score with the same filters",
-        _relations("draws"),
+        _relations("sampling"),
     ),
     "penalty": Remedy(
         "switch penalties off (vLLM also takes them from generation_config.json: "
         "--generation-config vllm)",
-        _relations("draws"),
+        _relations("sampling"),
     ),
     "old_weights": Remedy(
         "allow fewer updates between sampling a token and training on it",
@@ -498,7 +498,7 @@ REMEDIES: Mapping[str, Remedy] = {
     ),
     "stale_cache": Remedy(
         "reset the prefix cache after each sync (vLLM: reset_prefix_cache, SGLang: /flush_cache)",
-        _relations("cache update"),
+        _relations("prefix-cache update"),
     ),
     "odd_sequences": Remedy("mask these sequences until the reason is known", _relations("")),
     "retokenised": Remedy("pass token ids between turns, never text", _prompts),
@@ -514,12 +514,12 @@ REMEDIES: Mapping[str, Remedy] = {
     "batch": Remedy(
         "use kernels whose results do not depend on the batch (vLLM: VLLM_BATCH_INVARIANT=1, "
         "SGLang: --enable-deterministic-inference)",
-        _relations("company order"),
+        _relations("batching order"),
     ),
     "blocks": Remedy(
         "switch the prefix cache and prefill in pieces off, one after the other (vLLM: "
         "--no-enable-prefix-caching, --no-enable-chunked-prefill)",
-        _relations("cache length"),
+        _relations("prefix-cache prompt-length"),
     ),
     "long_context": Remedy(
         "use the same attention window and the same rope scaling on both sides",
@@ -532,7 +532,7 @@ REMEDIES: Mapping[str, Remedy] = {
     ),
     "end_of_answer": Remedy(
         "switch speculation off, and raise the length limit",
-        _relations("draws prefill"),
+        _relations("sampling prefill-decode"),
     ),
     "vocabulary": Remedy(
         "send no bias on tokens that the trainer does not apply, and give both sides the same "

@@ -1,71 +1,23 @@
-# A relation's answer: equal, within the kernel's own noise, violated, or not testable.
+# A relation's answer: equal, moved as far as rounding moves, violated, or not testable.
 #
-# A kernel whose replays are equal bit for bit is compared bit by bit, or with the stated limit.
-# Without one, a difference that rounding can make is undecided: the precision is not known.
-# One whose replays differ is tested: each request runs several times in both ways, and the
-# exchangeability of the two is rejected at the relation's share of alpha.
+# A kernel is compared with itself, so a difference is either rounding in another order or a fault.
+# Its size is the logit noise that would move the same distributions as far (`observation`).  The
+# limit is twice the rounding of the kernel: what its other relations show, and not less than its
+# number format does on any model, nor more than it does on the worst.
+#
+# Bits are compared where they are asked for.  A seeded draw that differs at equal logprobs is a
+# violation whatever the limit.
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
 from typing import Literal
 
-import numpy as np
-
-from servanda.runner.relations.observation import Difference, Observation, difference, features
-from servanda.runner.relations.relation import BLOCKS, Relation
+from servanda.runner.relations.observation import logit_noise
+from servanda.runner.relations.relation import BLOCKS, Pair, Relation
 from servanda.runner.relations.subject import Request, Subject
-from servanda.theory.sampling import uniforms
-from servanda.theory.stats.bets import Floats
-
-# Exchangeability: whether two ways to run the same requests give the same numbers up to noise.
-#
-# An exact test: under the hypothesis the runs of a request are exchangeable, so the statistic of
-# the true labels is as likely to be the largest as that of any other labelling.
-# Axes: K requests, R runs of a request, the first half of one way, F numbers of a run.
-
-
-LABELLINGS = 1999  # random ones; the smallest p-value is 1 / (LABELLINGS + 1)
-_TIE = 1e-9
-
-
-def exchangeability(runs_K: Sequence[Floats], seed: int = 0, rounds: int = LABELLINGS) -> float:
-    """The p-value of "the first half of the runs is distributed as the second half".
-
-    The statistic adds up, over requests and numbers, the distance of the two means in units of
-    the number's own spread.  Randomisation is part of the p-value, which is valid for any number
-    of labellings: Phipson and Smyth, Permutation p-values should never be zero, 2010.
-
-    Args:
-        runs_K: of each request its runs, [R, F]; R is even, and F may differ between requests.
-
-    Returns:
-        In (0, 1]; 1 where no number varies.
-
-    Raises:
-        ValueError: an odd number of runs.
-
-    >>> exchangeability([np.zeros((4, 3))])
-    1.0
-    """
-    statistic = np.zeros(rounds + 1)
-    for k, runs_RF in enumerate(runs_K):
-        n = len(runs_RF)
-        if n % 2:
-            raise ValueError(f"{n} runs are no two halves")
-        center_RF = runs_RF - np.median(runs_RF, axis=0)
-        spread_F = np.abs(center_RF).mean(axis=0)
-        unit_RF = center_RF[:, spread_F > 0] / spread_F[spread_F > 0]
-        keys_LR = uniforms(seed, "permutation", k, rounds * n).reshape(rounds, n)
-        order_LR = np.concatenate([np.arange(n)[None], keys_LR.argsort(axis=1)])
-        sign_LR = np.where(order_LR < n // 2, 2.0 / n, -2.0 / n)
-        statistic += np.abs(sign_LR @ unit_RF).sum(axis=1)
-    least = statistic[0] - _TIE * (1 + abs(statistic[0]))
-    return float((statistic >= least).mean())
-
 
 # The smallest counterexample: fewer requests beside it, fewer tokens of each.
 
@@ -128,11 +80,93 @@ def _cut(length: int, attempt: Callable[[int], bool], least: int = 1) -> None:
         step //= 2
 
 
+# Limits.
+
+
+Rounding = Literal["float32", "16-bit", "8-bit", "4-bit"]
+# of a kernel compared with itself, logit noise in nats: the least that counts, whichever the model,
+# and the most on any healthy one (benchmarks/relations.py)
+LEAST = {"float32": 2e-5, "16-bit": 0.01, "8-bit": 0.02, "4-bit": 0.03}
+MOST = {"float32": 1e-3, "16-bit": 0.15, "8-bit": 0.3, "4-bit": 0.4}
+TIMES = 2.0  # the limit, in units of the rounding
+_DENSE = 0.3  # float32 rounds nearly every logprob; a model in 16 bits may seldom show it
+ODD = 5.0  # times the limit: a request that rounding cannot explain
+
+
+@dataclass(frozen=True)
+class Limit:
+    """The logit noise that a relation may show.
+
+    Args:
+        nats: up to it the relation holds; red_nats: from there on it is violated, and between the
+            two it is undecided; why: where they are from.
+    """
+
+    nats: float
+    red_nats: float
+    why: str
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a relation's pairs show: the logit noise, and the share of positions that differ."""
+
+    noise: float
+    unequal: float
+
+    @classmethod
+    def of(cls, pairs: Sequence[Pair]) -> Measured:
+        seen = [pair.difference for pair in pairs]
+        positions = max(1, sum(d.positions for d in seen))
+        return cls(logit_noise(seen), sum(d.unequal for d in seen) / positions)
+
+
+def limit_of(
+    name: str,
+    found: Mapping[str, Measured],
+    rounding: Rounding | None,
+    stated: float | None = None,
+) -> Limit:
+    """The limit of one relation.
+
+    Args:
+        found: of all relations that were measured.
+        rounding: of the kernel's number format; None where nobody says.
+        stated: nats, by the user.
+    """
+    if stated is not None:
+        return Limit(stated, stated, "as stated")
+    others = {key: one for key, one in found.items() if key != name and one.noise}
+    shown = sorted(one.noise for one in others.values())
+    own = shown[(len(shown) - 1) // 2] if shown else 0.0
+    if name != "replay" and "replay" in others:
+        own = max(own, others["replay"].noise)
+    if rounding is None and own:
+        dense = sum(one.unequal for one in others.values()) / len(others) >= _DENSE
+        rounding = "float32" if dense and own < MOST["float32"] else "16-bit"
+    if rounding is None:
+        low, high = TIMES * LEAST["float32"], TIMES * LEAST["16-bit"]
+        return Limit(low, high, "no other relation shows this kernel's rounding")
+    least, most = LEAST[rounding], MOST[rounding]
+    if not own:
+        # a single shape that rounds otherwise: nothing of this kernel to compare it with
+        return Limit(most, most, f"the most that {rounding} rounding shows; no other relation does")
+    limit = min(most, TIMES * max(own, least))
+    why = "twice what the other relations show"
+    if own <= least:
+        why = f"twice the least of {rounding} rounding"
+    elif limit == most:
+        why = f"the most of {rounding} rounding"
+    return Limit(limit, limit, why)
+
+
+# Findings.
+
+
 Outcome = Literal["holds", "violated", "inconclusive", "untestable"]
-ROUNDING_NATS = 0.3  # rounding in 16 bits moves few logprobs by more
-RUNS = 4  # of each request in each way at least, where replays differ
-_ROOM = 40  # labellings over 1 / alpha, so that a p-value can be far below it
-NOISY_REQUESTS = 6
+_COMPARED = 0.5  # of the tokens at least
+_FLIPS = 4.0  # seeded draws that may differ, for each unit of moved probability
+_MANY_FLIPS = 1e-4  # probability of so many
 
 
 @dataclass(frozen=True)
@@ -141,9 +175,11 @@ class Finding:
 
     Args:
         answer: a sentence.
-        requests: cases; positions: of tokens that were compared.
+        requests: that were compared; positions: tokens that were, of so many tokens.
+        moved: mean total variation distance of the two distributions of a token, at least.
+        noise_nats: the logit noise that moves them as far; limit_nats: that may be.
         largest_nats: the largest |difference| of a logprob; None where nothing was compared.
-        p_value, alpha: of the test, where replays differ.
+        alpha: of a test that tokens follow their logprobs.
         example: the smallest violation that was found; position: of its new token.
     """
 
@@ -152,24 +188,14 @@ class Finding:
     answer: str
     requests: int = 0
     positions: int = 0
+    of: int = 0
+    moved: float | None = None
+    noise_nats: float | None = None
+    limit_nats: float | None = None
     largest_nats: float | None = None
-    p_value: float | None = None
     alpha: float | None = None
     example: Request | None = None
     position: int | None = None
-
-
-@dataclass(frozen=True)
-class Pair:
-    """A request and its two answers."""
-
-    request: Request
-    plain: Observation
-    other: Observation
-
-    @property
-    def difference(self) -> Difference:
-        return difference(self.plain, self.other)
 
 
 def unwatched(done: int, of: int) -> None:
@@ -181,79 +207,113 @@ class Judge:
     """How relations are judged.
 
     Args:
-        limit: nats; 0 compares bits and draws.
-        assumed: whether no limit was stated, so that rounding is no violation.
-        noisy: whether replays of one request differ; draws: whether they draw the same tokens.
-        alpha: the error probability of one relation's test.
+        bitwise: whether every bit has to be equal.
+        alpha: the error probability of a test of draws.
+        draws: whether replays draw the same tokens.
         watch: is called with (cases done, all cases).
     """
 
     subject: Subject
-    limit: float
     alpha: float
-    assumed: bool = False
-    noisy: bool = False
+    bitwise: bool = False
     draws: bool = True
     watch: Callable[[int, int], None] = unwatched
 
-    def pair(self, relation: Relation, request: Request) -> Pair:
-        plain = relation.plain(self.subject, request)
-        pair = Pair(request, plain, relation.other(self.subject, request, plain))
-        for _ in range(relation.tries - 1):
-            if pair.difference.exceeds(self.limit, self.draws):
-                break
-            pair = Pair(request, plain, relation.other(self.subject, request, plain))
-        return pair
-
     def measured(self, relation: Relation, requests: Sequence[Request]) -> list[Pair]:
-        pairs = []
+        pairs: list[Pair] = []
         for n, request in enumerate(requests):
             self.watch(n, len(requests))
-            pairs.append(self.pair(relation, request))
+            pairs += relation.pairs(self.subject, request)
         self.watch(len(requests), len(requests))
         return pairs
 
-    def judge(self, relation: Relation, requests: Sequence[Request]) -> Finding:
-        """The relation on the given requests."""
-        why = relation.refusal(self.subject)
-        if why:
-            return Finding(relation.name, "untestable", why)
-        if self.noisy:
-            return self._tested(relation, requests[:: max(1, len(requests) // NOISY_REQUESTS)])
-        return self.compared(relation, self.measured(relation, requests))
-
-    def compared(self, relation: Relation, pairs: Sequence[Pair], small: bool = True) -> Finding:
-        """By bits, or by the limit.
+    def judged(
+        self,
+        relation: Relation,
+        pairs: Sequence[Pair],
+        limit: Limit,
+        more: Callable[[], list[Pair]] | None = None,
+        small: bool = True,
+    ) -> Finding:
+        """The answer of a relation.
 
         Args:
+            more: pairs of requests that were not sent before: a mean beyond the limit has to be
+                beyond it there as well.
             small: whether a counterexample is made smaller, which runs the relation again.
         """
-        seen = [pair.difference for pair in pairs]
-        known = Finding(
-            relation.name,
-            "holds",
-            "",
-            requests=len(pairs),
-            positions=sum(d.positions for d in seen),
-            largest_nats=max((d.largest for d in seen), default=None),
-        )
+        known = self._known(relation, pairs, limit)
         if not known.positions:
             why = "no logprob of the two answers belongs to the same token"
-            return replace(known, outcome="inconclusive", answer=why, largest_nats=None)
-        bad = [p for p, d in zip(pairs, seen, strict=True) if d.exceeds(self.limit, self.draws)]
+            return replace(known, answer=why, noise_nats=None, largest_nats=None)
+        bad = [pair for pair in pairs if self._broken(relation, pair, limit.red_nats)]
         if bad:
-            return self._violated(relation, known, pairs, bad, small)
-        state, why = relation.unseen([pair.other for pair in pairs])
+            return self._violated(relation, known, pairs, bad, limit, small)
+        noise = known.noise_nats or 0.0
+        if noise > limit.nats and more is not None:
+            pairs = [*pairs, *(fresh := more())]
+            second = Measured.of(fresh).noise
+            known = self._known(relation, pairs, limit)
+            if min(noise, second) > limit.red_nats:
+                bad = [pair for pair in pairs if pair.difference.noise > limit.red_nats]
+                return self._violated(relation, known, pairs, bad or pairs, limit, small)
+            noise = known.noise_nats or 0.0
+        elif noise > limit.red_nats:
+            bad = [pair for pair in pairs if pair.difference.noise > limit.red_nats]
+            return self._violated(relation, known, pairs, bad or pairs, limit, small)
+        if noise > limit.nats:
+            why = f"{_size(known)}; {limit.why}: name its number format by --rounding"
+            return replace(known, answer=why)
+        return self._held(relation, known, pairs, limit)
+
+    def _known(self, relation: Relation, pairs: Sequence[Pair], limit: Limit) -> Finding:
+        seen = [pair.difference for pair in pairs]
+        positions = sum(d.positions for d in seen)
+        return Finding(
+            relation.name,
+            "inconclusive",
+            "",
+            requests=len({(pair.request, pair.plain.tokens) for pair in pairs}),
+            positions=positions,
+            of=sum(d.of for d in seen),
+            moved=sum(d.moved for d in seen) / max(1, positions),
+            noise_nats=logit_noise(seen),
+            limit_nats=limit.nats,
+            largest_nats=max((d.largest for d in seen), default=None),
+        )
+
+    def _broken(self, relation: Relation, pair: Pair, limit: float) -> bool:
+        """Whether a single pair violates the relation, however many others do not."""
+        d = pair.difference
+        if relation.seeded and self.draws and d.other_token is not None:
+            return True
+        return bool(d.unequal) if self.bitwise else d.noise > ODD * limit
+
+    def _held(
+        self, relation: Relation, known: Finding, pairs: Sequence[Pair], limit: Limit
+    ) -> Finding:
+        """The answer where nothing is beyond a limit: whether enough was looked at."""
+        seen = [pair.difference for pair in pairs]
+        state, why = relation.unseen(pairs)
         if state:
             return replace(known, outcome=state, answer=why)
         if unknown := sum(d.unknown for d in seen):
-            why = f"{unknown} tokens have no usable logprob to compare"
-            return replace(known, outcome="inconclusive", answer=why)
-        answer = f"equal bit for bit: {known.requests} requests, {known.positions} tokens"
-        if known.largest_nats:
-            answer = f"within {self.limit:g} nats: {sum(d.unequal for d in seen)} of "
-            answer += f"{known.positions} tokens differ, by at most {known.largest_nats:.3g} nats"
-        return replace(known, answer=answer + relation.caveat(self.subject))
+            return replace(known, answer=f"{unknown} tokens have no usable logprob to compare")
+        share = f"{known.positions:,} of {known.of:,} tokens"
+        if known.positions < _COMPARED * known.of:
+            why = f"only {share} could be compared: other tokens are drawn"
+            return replace(known, answer=why)
+        flips = sum(d.redrawn for d in seen)
+        if relation.seeded and self.draws and _too_many(flips, _FLIPS * sum(d.moved for d in seen)):
+            why = f"other tokens are drawn in {flips} of {len(pairs)} answers, which differences "
+            why += f"of {known.moved:.2g} in probability do not explain"
+            return replace(known, outcome="violated", answer=why)
+        answer = f"equal bit for bit: {known.requests} requests, {share}"
+        if any(d.unequal for d in seen):
+            answer = f"within rounding: {_size(known)} ({limit.nats:.2g} allowed: {limit.why}); "
+            answer += f"{known.requests} requests, {share}"
+        answer += relation.caveat(self.subject)
+        return replace(known, outcome="holds", answer=answer)
 
     def _violated(
         self,
@@ -261,110 +321,69 @@ class Judge:
         known: Finding,
         pairs: Sequence[Pair],
         bad: Sequence[Pair],
+        limit: Limit,
         small: bool,
     ) -> Finding:
         first = min(bad, key=lambda pair: pair.request.tokens)
         if small:
-            example = shrink(relation, first.request, lambda one: self._fails(relation, one))
-            again = self.pair(relation, example)
-            first = again if again.difference.exceeds(self.limit, self.draws) else first
-        largest = max((p.difference for p in (*bad, first)), key=lambda d: d.largest)
-        rounding = self.assumed and relation.reshapes and largest.at is not None
-        rounding &= largest.largest <= ROUNDING_NATS
-        size = f"|Δlogp| up to {largest.largest:.3g} nats"
-        if largest.at is None:
+
+            def failing(request: Request) -> Pair | None:
+                found = relation.pairs(self.subject, request)
+                return next((pair for pair in found if self._fails(relation, pair, limit)), None)
+
+            example = shrink(relation, first.request, lambda one: failing(one) is not None)
+            first = failing(example) or first
+        size = f"{_size(known)} ({limit.nats:.2g} allowed: {limit.why})"
+        if self.bitwise:
+            size = f"not equal bit for bit: |Δlogp| up to {known.largest_nats:.3g} nats"
+        if all(pair.difference.at is None for pair in bad):
             size = "other tokens are drawn from equal logprobs"
-        size = f"not equal bit for bit: {size}" if rounding else size
-        where = relation.place(first.request, first.other)
-        pattern = _pattern(relation, pairs, bad)
+        wrong = len({pair.request for pair in bad})
+        requests = len({pair.request for pair in pairs})
+        if len(pairs) > requests:
+            where = f"{len(bad)} of {len(pairs)} answers"
+        else:
+            where = f"{wrong} of {requests} requests"
+        where += _pattern(relation, pairs, bad)
         return replace(
             known,
-            outcome="inconclusive" if rounding else "violated",
-            largest_nats=largest.largest,
-            answer=f"{size} in {len(bad)} of {len(pairs)} requests{pattern}; the smallest: "
-            f"{_of(first.difference)} {where}",
+            outcome="violated",
+            answer=f"{size}, in {where}; the smallest: {_of(first)} {first.where}",
             example=first.request,
             position=first.difference.position,
         )
 
-    def _fails(self, relation: Relation, request: Request) -> bool:
-        return self.pair(relation, request).difference.exceeds(self.limit, self.draws)
-
-    def _runs(self, requests: int) -> int:
-        """Of each request in each way: enough that the test can reject."""
-        runs = RUNS
-        while math.comb(2 * runs, runs) ** requests * self.alpha < _ROOM:
-            runs += 1
-        return runs
-
-    def _tested(self, relation: Relation, requests: Sequence[Request]) -> Finding:
-        """By runs in random order: is one way distributed as the other?"""
-        runs_K, cases, runs = [], [], self._runs(len(requests))
-        for k, request in enumerate(requests):
-            self.watch(k, len(requests))
-            first = relation.plain(self.subject, request)
-            plain: list[Observation] = []
-            other: list[Observation] = []
-            order = uniforms(request.seed, "order", k, 2 * runs).argsort()
-            for n in order.tolist():
-                if n < runs:
-                    plain.append(relation.plain(self.subject, request))
-                else:
-                    other.append(relation.other(self.subject, request, first))
-            runs_K.append(features([*plain, *other]))
-            cases.append((request, plain, other))
-        self.watch(len(requests), len(requests))
-        p = exchangeability([runs_RF for runs_RF in runs_K if runs_RF.shape[1]])
-        seen = [difference(a, b) for _, plain, other in cases for a, b in product(plain, other)]
-        known = Finding(
-            relation.name,
-            "inconclusive",
-            "",
-            requests=len(cases),
-            positions=sum(runs_RF.shape[1] for runs_RF in runs_K),
-            largest_nats=max((d.largest for d in seen), default=None),
-            p_value=p,
-            alpha=self.alpha,
+    def _fails(self, relation: Relation, pair: Pair, limit: Limit) -> bool:
+        return self._broken(relation, pair, limit.red_nats) or (
+            not self.bitwise and pair.difference.noise > limit.red_nats
         )
-        test = f"p = {p:.2g}, α = {self.alpha:.2g}, {2 * runs} runs of each request"
-        state, why = relation.unseen([one for _, _, other in cases for one in other])
-        if not known.positions:
-            return replace(known, answer="the answers have no logprob in common", p_value=None)
-        apart = [
-            (request, least)
-            for request, plain, other in cases
-            # the smallest over all pairs of runs of their largest difference
-            if (least := min(difference(a, b).largest for a, b in product(plain, other)))
-            > self.limit
-        ]
-        if p <= self.alpha and (self.limit == 0 or apart):
-            worst = max(apart, key=lambda one: one[1])[0] if apart else cases[0][0]
-            return replace(
-                known,
-                outcome="violated",
-                answer=f"differs by more than replays do ({test}); |Δlogp| up to "
-                f"{known.largest_nats:.3g} nats",
-                example=worst,
-            )
-        if state:
-            return replace(known, outcome=state, answer=why)
-        if self.limit and (known.largest_nats or 0.0) <= self.limit:
-            answer = f"within {self.limit:g} nats in every run: at most {known.largest_nats:.3g}"
-            return replace(known, outcome="holds", answer=f"{answer} ({test})")
-        answer = f"within the kernel's own noise, not equal ({test})"
-        return replace(known, answer=answer)
 
 
-def _of(found: Difference) -> str:
-    if found.at is None:
-        return f"another draw of new token {found.position}"
-    return f"{found.largest:.3g} nats at new token {found.at}"
+def _too_many(found: int, expected: float) -> bool:
+    """Whether a Poisson variable is so large with a probability of less than 1e-4."""
+    below, term = 0.0, math.exp(-expected)
+    for n in range(found):
+        below += term
+        term *= expected / (n + 1)
+    return found > 0 and 1.0 - below < _MANY_FLIPS
+
+
+def _size(known: Finding) -> str:
+    moved = 100 * (known.moved or 0.0)
+    return f"probabilities move by {moved:.2g} %, as by logit noise of {known.noise_nats:.2g} nats"
+
+
+def _of(pair: Pair) -> str:
+    d = pair.difference
+    if d.at is None:
+        return f"another draw of new token {d.position}"
+    return f"{d.largest:.3g} nats at new token {d.at}"
 
 
 def _pattern(relation: Relation, pairs: Sequence[Pair], bad: Sequence[Pair]) -> str:
     """Where a residue of a block size tells the violations from the other cases."""
-    sizes = {id(pair): relation.size(pair.request, pair.other) for pair in pairs}
-    wrong = {n for pair in bad if (n := sizes[id(pair)]) is not None}
+    sizes = {id(pair): relation.size(pair) for pair in pairs}
+    wrong = {n for pair in bad if (n := sizes.get(id(pair))) is not None}
     right = {n for n in sizes.values() if n is not None} - wrong
     if len(wrong) < 2 or not right:
         return ""

@@ -1,17 +1,17 @@
-# What is seen of one request, and in what two of them differ.
+# What is seen of one request, and how far two of them are apart.
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from servanda.theory.stats.bets import Floats
 from servanda.traces.trace import Trace
 
 Ids = tuple[int, ...]
+_SURE = 0.02  # what a nat of noise moves in a distribution that is nearly certain, at least
 
 
 @dataclass(frozen=True)
@@ -63,85 +63,124 @@ class Difference:
     """The differences of two answers to one request, up to the first token that differs.
 
     Args:
-        positions: that could be compared.
-        largest, at: largest |difference| of a logprob, nats, and its position; None where no bit
-            differs.
-        other_token: the first position at which another token was drawn though no logprob
-            known of both there, or before it, differs in a bit; None where there is none.
+        positions: that could be compared; of: those of which both say anything.
+        moved: the sum, over positions, of the least total variation distance of the two
+            distributions that the logprobs of both allow.
+        given: the same sum for independent logit noise of one nat.
+        largest: largest |difference| of a logprob that both report, nats.
         unequal: positions with any logprob that differs in a bit.
         unknown: positions where a logprob is NaN.
+        at: the position that moved most; None where no bit differs.
+        other_token: the first position at which another token was drawn though no logprob
+            known of both there, or before it, differs in a bit; None where there is none.
+        redrawn: whether another token was drawn, at equal logprobs or not.
     """
 
     positions: int = 0
+    of: int = 0
+    moved: float = 0.0
+    given: float = 0.0
     largest: float = 0.0
-    at: int | None = None
-    other_token: int | None = None
     unequal: int = 0
     unknown: int = 0
+    at: int | None = None
+    other_token: int | None = None
+    redrawn: bool = False
+
+    @property
+    def noise(self) -> float:
+        """Logit noise, nats, that would move the distributions as much.
+
+        Where one token has all of the probability, noise moves nothing, and nothing has a size.
+        """
+        return logit_noise([self])
 
     @property
     def position(self) -> int:
         """Of the difference."""
         return next((p for p in (self.at, self.other_token) if p is not None), 0)
 
-    def exceeds(self, limit: float, draws: bool) -> bool:
-        """Whether it is more than a limit allows.
 
-        Args:
-            limit: nats; one of 0 compares bits, and draws where a seed fixes them.
-        """
-        if limit:
-            return self.largest > limit
-        return self.at is not None or (draws and self.other_token is not None)
+def logit_noise(differences: Sequence[Difference]) -> float:
+    """Of several answers: the standard deviation, nats, of independent noise on every logit that
+    would move the distributions as far as these were moved.
+
+    Distributions differ in how much noise moves them, so a mean distance alone says as much about
+    the prompts as about the kernel.
+    """
+    moved, given = sum(d.moved for d in differences), sum(d.given for d in differences)
+    positions = sum(d.positions for d in differences)
+    return moved / max(given, _SURE * positions) if moved else 0.0
 
 
 def difference(a: Observation, b: Observation) -> Difference:
     """The differences of two answers to one request."""
-    largest, at, other, unequal, unknown = 0.0, None, None, 0, 0
-    positions = 0
+    found = Difference(of=sum(bool(x and y) for x, y in zip(a.logp, b.logp, strict=False)))
+    most = 0.0
     for t, (own, theirs) in enumerate(zip(a.logp, b.logp, strict=False)):
         pairs = [(own[i], theirs[i]) for i in own.keys() & theirs.keys()]
         known = [(x, y) for x, y in pairs if not (math.isnan(x) or math.isnan(y))]
-        known += [*_absent(own, theirs, b.tokens[t]), *_absent(theirs, own, a.tokens[t])]
-        unknown += len(known) < len(pairs) or bool(own and theirs and not known)
-        positions += bool(known)
+        drawn = {a.tokens[t], b.tokens[t]}
+        mine, yours = _absent(own, theirs, drawn), _absent(theirs, own, drawn)
         unlike = [abs(x - y) for x, y in known if _bits(x) != _bits(y)]
-        unequal += bool(unlike)
-        if unlike and (at is None or max(unlike) > largest):
-            largest, at = max(unlike), t
-        if a.tokens[t] != b.tokens[t]:
-            other = t if at is None else None
+        moved = _moved(known, mine, yours) if unlike or mine or yours else 0.0
+        at = t if moved > most or (found.at is None and (unlike or moved)) else found.at
+        most = max(most, moved)
+        redrawn = len(drawn) > 1
+        found = replace(
+            found,
+            positions=found.positions + bool(known or mine or yours),
+            moved=found.moved + moved,
+            given=found.given + _given([x for x, _ in known]),
+            largest=max([found.largest, *unlike]),
+            unequal=found.unequal + bool(unlike or moved),
+            unknown=found.unknown
+            + (len(known) < len(pairs) or bool(own and theirs and not known + mine + yours)),
+            at=at,
+            other_token=t if redrawn and at is None else None,
+            redrawn=redrawn,
+        )
+        if redrawn:
             break
-    return Difference(positions, largest, at, other, unequal, unknown)
+    return found
 
 
 def _absent(
-    own: Mapping[int, float], theirs: Mapping[int, float], drawn: int
-) -> Iterator[tuple[float, float]]:
+    own: Mapping[int, float], theirs: Mapping[int, float], drawn: Collection[int]
+) -> list[tuple[float, float]]:
     """Likeliest tokens that the other answer does not list, each with the most it can have there.
 
-    That is the smallest logprob of its list, without the token that was drawn: it may have been
-    added to the list.
+    That is the smallest logprob of its list, without tokens that were drawn: each answer lists its
+    own, however unlikely.
     """
-    listed = [value for i, value in theirs.items() if i != drawn]
-    most = min(listed, default=math.nan)
-    yield from ((own[i], most) for i in own.keys() - theirs.keys() if own[i] > most)
+    most = min((value for i, value in theirs.items() if i not in drawn), default=math.nan)
+    return [(own[i], most) for i in own.keys() - theirs.keys() if own[i] > most]
+
+
+def _moved(
+    both: Sequence[tuple[float, float]],
+    mine: Sequence[tuple[float, float]],
+    yours: Sequence[tuple[float, float]],
+) -> float:
+    """The least total variation distance of two distributions with these logprobs.
+
+    It is the largest gain of probability by any set of tokens, in either direction.
+    """
+    gains = [math.exp(x) - math.exp(y) for x, y in both]
+    up = sum(g for g in gains if g > 0) + sum(math.exp(x) - math.exp(most) for x, most in mine)
+    down = -sum(g for g in gains if g < 0) + sum(math.exp(x) - math.exp(most) for x, most in yours)
+    return min(1.0, max(up, down))
+
+
+def _given(logp: Sequence[float]) -> float:
+    """The mean distance by which independent normal noise of one nat on every logit moves the
+    probabilities of these tokens, and of all others together, to first order.
+    """
+    p_K = np.minimum(np.exp(np.array(logp)), 1.0)
+    squares, rest = float(p_K @ p_K), max(0.0, 1.0 - float(p_K.sum()))
+    spread_K = np.sqrt(np.maximum(1.0 - 2.0 * p_K + squares, 0.0))
+    return math.sqrt(0.5 / math.pi) * (float(p_K @ spread_K) + rest * math.sqrt(squares))
 
 
 def _bits(value: float) -> bytes:
     return np.float64(value).tobytes()
-
-
-def features(runs: Sequence[Observation]) -> Floats:
-    """The numbers that all runs of a request have, [R, F], whichever way each was run.
-
-    The logprobs that every run reports, at the positions before which all have the same tokens.
-    """
-    columns: list[list[float]] = []
-    for t in range(min(len(run.tokens) for run in runs)):
-        ids = sorted(set.intersection(*({*run.logp[t]} for run in runs)))
-        values = ([run.logp[t][i] for run in runs] for i in ids)
-        columns += [known for known in values if all(map(math.isfinite, known))]
-        if len({run.tokens[t] for run in runs}) > 1:
-            break
-    return np.array(columns, dtype=np.float64).reshape(len(columns), len(runs)).T

@@ -9,15 +9,18 @@ import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 from servanda.registry import Registry
-from servanda.runner.relations.observation import Ids, Observation
+from servanda.runner.relations.observation import Difference, Ids, Observation, difference
 from servanda.runner.relations.subject import Request, Subject
+from servanda.theory.sampling import uniforms
 from servanda.traces.corpus import joined
 
 Unseen = Literal["", "untestable", "inconclusive"]
 BLOCKS = (8, 16, 32, 64, 256)  # sizes of blocks and tiles that servers use
+_AT_ONCE = 8_192  # tokens of one group of requests, at most
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,7 @@ class Cases:
             need no certain lengths.
         largest: requests that are sent at once, at most.
         given: the only request, where the command line names one.
+        round: 0, or another number for requests that were not sent before.
     """
 
     texts: Sequence[Ids]
@@ -39,9 +43,10 @@ class Cases:
     largest: int
     seed: int = 0
     given: Request | None = None
+    round: int = 0
 
     def text(self, row: int, length: int) -> Ids:
-        return joined(self.texts, row * (1 + length // 8), length)
+        return joined(self.texts, (row + 37 * self.round) * (1 + length // 8), length)
 
     @property
     def lengths(self) -> list[int]:
@@ -55,19 +60,51 @@ class Cases:
             length = max(2, self.longest * (row + 1) // rows)
             yield Request(self.text(row, length), self.width, seed=self.seed + row)
 
+    def groups(self) -> Iterator[Request]:
+        """Requests that are sent at once: groups of random sizes, and two of the largest."""
+        draws = uniforms(self.seed, "groups", self.round, 3)
+        parts = (0.1, 0.4, 1.0)
+        sizes = {
+            2 + int(u * part * (self.largest - 1)) for u, part in zip(draws, parts, strict=True)
+        }
+        long = max(4, min(self.longest, _AT_ONCE // self.largest))
+        short = max(4, long // 4)
+        shapes = [(size, short) for size in sorted({2, *sizes, self.largest})]
+        for size, most in (*shapes, (self.largest, long)):
+            prompts = [self.text(n, 2 + (7 * n + 3) % (most - 1)) for n in range(size)]
+            yield Request(prompts[0], self.width, tuple(prompts[1:]), self.seed)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A request, and its answers in two ways.
+
+    Args:
+        where: the circumstances of the second one, in words.
+    """
+
+    request: Request
+    plain: Observation
+    other: Observation
+    where: str
+
+    @cached_property
+    def difference(self) -> Difference:
+        return difference(self.plain, self.other)
+
 
 class Relation(ABC):
     """One relation.
 
     Attributes:
         name: on the command line; summary: the change that must not change an answer.
-        tries: how often a case runs at most, until it differs.
+        seeded: whether both ways draw by the same seed.
         reshapes: whether the other way may add up in another order, which rounds otherwise.
     """
 
     name: str
     summary: str
-    tries = 1
+    seeded = True
     reshapes = True
 
     @abstractmethod
@@ -77,26 +114,23 @@ class Relation(ABC):
         """Those of the relation, or the only one that the command line names."""
         return [*self.cases(of)] if of.given is None else [of.given]
 
+    def sends(self, request: Request) -> int:
+        """Requests to the kernel that a case takes, about."""
+        return 2
+
     def refusal(self, subject: Subject) -> str:
         """Why it cannot be tested on this kernel; "" where it can."""
         return ""
 
-    def plain(self, subject: Subject, request: Request) -> Observation:
-        return subject.answer(request)
-
     @abstractmethod
-    def other(self, subject: Subject, request: Request, plain: Observation) -> Observation:
-        """The same request the other way; `plain`: its answer before."""
+    def pairs(self, subject: Subject, request: Request) -> Iterator[Pair]:
+        """The request in two ways."""
 
-    def size(self, request: Request, other: Observation) -> int | None:
+    def size(self, pair: Pair) -> int | None:
         """The number that a fault may depend on modulo a block size; None where there is none."""
         return None
 
-    @abstractmethod
-    def place(self, request: Request, other: Observation) -> str:
-        """In which circumstances a case is, in words."""
-
-    def unseen(self, others: Sequence[Observation]) -> tuple[Unseen, str]:
+    def unseen(self, pairs: Sequence[Pair]) -> tuple[Unseen, str]:
         """Whether equal answers show nothing, and why; ("", "") where they do."""
         return "", ""
 
@@ -126,41 +160,79 @@ class Replay(Relation):
     def cases(self, of: Cases) -> Iterator[Request]:
         yield from of.some(of.requests)
 
-    def other(self, subject: Subject, request: Request, plain: Observation) -> Observation:
-        return subject.answer(request)
-
-    def place(self, request: Request, other: Observation) -> str:
-        return f"when a request of {len(request.prompt)} tokens is sent twice"
+    def pairs(self, subject: Subject, request: Request) -> Iterator[Pair]:
+        where = f"when a request of {len(request.prompt)} tokens is sent twice"
+        yield Pair(request, subject.alone(request), subject.answer(request), where)
 
 
 @relation
-class Company(Relation):
-    name, summary = "company", "requests that are sent at the same time"
-    tries = 3  # which requests a server runs together is a race
+class PrefillDecode(Relation):
+    name, summary = "prefill-decode", "scoring the tokens that were generated"
+    seeded = False
 
     def cases(self, of: Cases) -> Iterator[Request]:
-        size, row = 2, 0
-        while size <= of.largest:
-            longest = max(2, of.longest // 4)
-            lengths = [2 + (7 * n + 3) % longest for n in range(size)]
-            texts = [of.text(row + n, length) for n, length in enumerate(lengths)]
-            yield Request(texts[0], of.width, tuple(texts[1:]), of.seed + row)
-            size, row = 2 * size, row + 1
+        yield from of.some(of.requests)
 
-    def other(self, subject: Subject, request: Request, plain: Observation) -> Observation:
-        return subject.together(request)
+    def refusal(self, subject: Subject) -> str:
+        if "prefill" not in subject.engine.describe().scores:
+            return "no endpoint scores a prompt here (prompt-length compares one token)"
+        return ""
 
-    def place(self, request: Request, other: Observation) -> str:
-        return f"among {len(request.others) + 1} requests at once"
-
-    def caveat(self, subject: Subject) -> str:
-        remote = subject.kernel.url is not None
-        return "; which of them ran together the server does not say" if remote else ""
+    def pairs(self, subject: Subject, request: Request) -> Iterator[Pair]:
+        plain = subject.alone(request)
+        where = f"by prefill, after a prompt of {len(request.prompt)} tokens"
+        yield Pair(request, plain, subject.scored(request.prompt, plain.tokens), where)
 
 
 @relation
-class Cache(Relation):
-    name, summary = "cache", "a prefix that is read from the prefix cache"
+class PromptLength(Relation):
+    name, summary = "prompt-length", "where the prompt ends and the answer begins"
+    seeded = False
+
+    def cases(self, of: Cases) -> Iterator[Request]:
+        for row, length in enumerate(of.lengths):
+            yield Request(of.text(row, length - 1), 2, seed=of.seed + row)
+
+    def pairs(self, subject: Subject, request: Request) -> Iterator[Pair]:
+        request = replace(request, width=2)
+        plain, n = subject.alone(request), len(request.prompt)
+        if len(plain.tokens) < 2:  # the first token ended it
+            return
+        first, second = plain.tokens
+        after = subject.next(replace(request, prompt=(*request.prompt, first)), second)
+        where = f"as the first token after {n + 1} tokens of prompt, and as the second after {n}"
+        # the token that is drawn now may be another one
+        other = Observation((first, after.tokens[0]), ({}, after.logp[0]))
+        yield Pair(request, plain, other, where)
+
+    def size(self, pair: Pair) -> int | None:
+        return len(pair.request.prompt) + 1
+
+
+@relation
+class Batching(Relation):
+    name, summary = "batching", "requests that are sent at the same time"
+
+    def cases(self, of: Cases) -> Iterator[Request]:
+        yield from of.groups()
+
+    def sends(self, request: Request) -> int:
+        return 2 * (1 + len(request.others))
+
+    def pairs(self, subject: Subject, request: Request) -> Iterator[Pair]:
+        group = (request.prompt, *request.others)
+        alone = [subject.alone(replace(request, prompt=one, others=())) for one in group]
+        for n, (plain, other) in enumerate(zip(alone, subject.together(request), strict=True)):
+            at = f"request {n + 1} " if n else ""
+            yield Pair(request, plain, other, f"{at}among {len(group)} requests at once")
+
+    def caveat(self, subject: Subject) -> str:
+        return "; which of them ran together the server does not say" if subject.remote else ""
+
+
+@relation
+class PrefixCache(Relation):
+    name, summary = "prefix-cache", "a prefix that is read from the prefix cache"
 
     def cases(self, of: Cases) -> Iterator[Request]:
         for row, shared in enumerate(of.lengths):
@@ -170,9 +242,12 @@ class Cache(Relation):
             fill = (*prompt[:shared], _unlike(prompt[shared]))
             yield Request(prompt, of.width, (swapped, fill), of.seed + row)
 
+    def sends(self, request: Request) -> int:
+        return 7 + len(request.others)
+
     def refusal(self, subject: Subject) -> str:
         facts = subject.engine.describe().fingerprint
-        ours = subject.kernel.url is None or "kernel.engine" in facts  # here, or serve-kernel
+        ours = not subject.remote or "kernel.engine" in facts  # here, or serve-kernel
         if ours and not {"prefix_cache", "kernel.prefix_cache"} & facts.keys():
             return (
                 "the kernel keeps no prefixes between requests (transformers does with the key "
@@ -182,21 +257,33 @@ class Cache(Relation):
             return "a server of this kind is not told to compute a prefix that it has cached"
         return ""
 
-    def other(self, subject: Subject, request: Request, plain: Observation) -> Observation:
-        return subject.warm(request)
+    def pairs(self, subject: Subject, request: Request) -> Iterator[Pair]:
+        plain, salt = subject.alone(request), subject.fill(request)
+        shared, size = _shared(request), len(request.prompt)
+        where = f"when {shared} of the prompt's {size} tokens are shared with an earlier request"
+        for again in ("", ", the second time"):
+            other = subject.warm(request, salt)
+            cached = (
+                "" if other.cached is None else f", and {other.cached} were read from the cache"
+            )
+            yield Pair(request, plain, other, f"{where}{cached}{again}")
+        if not subject.remote:
+            return
+        for again in ("", ", the second time"):
+            other = replace(subject.plain(request), cached=None)
+            yield Pair(request, plain, other, f"when it is sent without a salt{again}")
+        if "prefill" in subject.engine.describe().scores and size > 1:
+            text = (*request.prompt[1:], *plain.tokens)
+            cold = subject.scored(request.prompt[:1], text)
+            other = subject.scored(request.prompt[:1], text, salt=salt)
+            where = f"when its {size} tokens of prompt are scored after they were cached"
+            yield Pair(request, cold, other, where)
 
-    def size(self, request: Request, other: Observation) -> int | None:
-        return _shared(request)
+    def size(self, pair: Pair) -> int | None:
+        return _shared(pair.request)
 
-    def place(self, request: Request, other: Observation) -> str:
-        cached = "" if other.cached is None else f", and {other.cached} were read from the cache"
-        return (
-            f"when {_shared(request)} of the prompt's {len(request.prompt)} tokens are shared "
-            f"with an earlier request{cached}"
-        )
-
-    def unseen(self, others: Sequence[Observation]) -> tuple[Unseen, str]:
-        known = [one.cached for one in others if one.cached is not None]
+    def unseen(self, pairs: Sequence[Pair]) -> tuple[Unseen, str]:
+        known = [pair.other.cached for pair in pairs if pair.other.cached is not None]
         if any(known):
             return "", ""
         if known:
@@ -228,66 +315,19 @@ def _shared(request: Request) -> int:
 
 @relation
 class Order(Relation):
-    name, summary = "order", "requests that were answered before"
+    name, summary = "order", "requests that were answered before, and time"
     reshapes = False
 
     def cases(self, of: Cases) -> Iterator[Request]:
         requests = [*of.some(of.requests)]
-        for n, one in enumerate(requests[: max(2, of.requests // 2)]):
+        for n, one in enumerate(requests):
             rest = [r.prompt for r in (*requests[n + 1 :], *requests[:n])]
             yield replace(one, others=tuple(rest[:3]))
 
-    def plain(self, subject: Subject, request: Request) -> Observation:
-        return subject.after(request, request.others[::-1])
+    def sends(self, request: Request) -> int:
+        return 1 + len(request.others)
 
-    def other(self, subject: Subject, request: Request, plain: Observation) -> Observation:
-        return subject.after(request, request.others)
-
-    def place(self, request: Request, other: Observation) -> str:
-        return f"when {len(request.others)} requests before it come in another order"
-
-
-@relation
-class Prefill(Relation):
-    name, summary = "prefill", "scoring the tokens that were generated"
-
-    def cases(self, of: Cases) -> Iterator[Request]:
-        yield from of.some(of.requests)
-
-    def refusal(self, subject: Subject) -> str:
-        if "prefill" not in subject.engine.describe().scores:
-            return "no endpoint scores a prompt here (the relation length compares one token)"
-        return ""
-
-    def other(self, subject: Subject, request: Request, plain: Observation) -> Observation:
-        return subject.scored(request, plain.tokens)
-
-    def place(self, request: Request, other: Observation) -> str:
-        return f"by prefill, after a prompt of {len(request.prompt)} tokens"
-
-
-@relation
-class Length(Relation):
-    name, summary = "length", "where the prompt ends and the answer begins"
-
-    def cases(self, of: Cases) -> Iterator[Request]:
-        for row, length in enumerate(of.lengths):
-            yield Request(of.text(row, length - 1), 2, seed=of.seed + row)
-
-    def plain(self, subject: Subject, request: Request) -> Observation:
-        return subject.answer(request, width=2)
-
-    def other(self, subject: Subject, request: Request, plain: Observation) -> Observation:
-        if len(plain.tokens) < 2:  # the first token ended it
-            return Observation(plain.tokens[:1], ({},))
-        first, second = plain.tokens[:2]
-        longer = replace(request, prompt=(*request.prompt, first))
-        after = subject.next(longer, second)
-        return Observation((first, second), ({}, after.logp[0]))
-
-    def size(self, request: Request, other: Observation) -> int | None:
-        return len(request.prompt) + 1
-
-    def place(self, request: Request, other: Observation) -> str:
-        n = len(request.prompt)
-        return f"as the first token after {n + 1} tokens of prompt, and as the second after {n}"
+    def pairs(self, subject: Subject, request: Request) -> Iterator[Pair]:
+        plain, before = subject.alone(replace(request, others=())), subject.sent
+        where = f"after {before} requests of other tests, and {len(request.others)} just before it"
+        yield Pair(request, plain, subject.after(request), where)

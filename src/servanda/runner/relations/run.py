@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,39 +11,76 @@ from functools import partial
 
 import numpy as np
 
+from servanda.engines.http import HTTPEngine
 from servanda.engines.http.transport import StatusError
 from servanda.errors import MeasurementError
 from servanda.judgement.clauses.fidelity import positions_of
-from servanda.runner.relations.judge import Finding, Judge, Pair
+from servanda.runner.relations.judge import (
+    Finding,
+    Judge,
+    Limit,
+    Measured,
+    Rounding,
+    limit_of,
+)
 from servanda.runner.relations.observation import Observation
-from servanda.runner.relations.relation import RELATIONS, Cases
-from servanda.runner.relations.subject import Subject
+from servanda.runner.relations.relation import RELATIONS, Cases, Pair
+from servanda.runner.relations.subject import Request, Subject
 from servanda.theory.sampling import uniforms
-from servanda.theory.stats.alpha import log_price, shared
+from servanda.theory.stats.alpha import log_price
 from servanda.theory.stats.bets import Refutation
 from servanda.theory.stats.likelihood_ratio import LikelihoodRatio
 from servanda.theory.stats.pit import log_densities
 
-# The relation draws: tokens against the logprobs that are reported with them.
+# The relation sampling: tokens against the logprobs that are reported with them.
 #
 # An e-value rejects it at any time.  That it was not rejected says little by itself: it holds once
 # so many tokens were drawn that a temperature off by a fifth would have been rejected.
 
 
-DRAWS = "draws"
+DRAWS = "sampling"
 _AT_ONCE, _WIDTH = 16, 32  # requests of a round, and their new tokens at least
 _MOST = 8192  # tokens that are drawn in all
+# sampling parameters of which 1 changes nothing; of the others it is 0
+_ONE = ("temperature", "top_p", "typical_p", "repetition_penalty", "repeat_penalty")
 _OFF = 0.2  # of a temperature: a smaller error may go unnoticed
 
 
 def draws(judge: Judge, cases: Cases) -> Finding:
-    """Whether drawn tokens follow their logprobs."""
+    """Whether drawn tokens follow their logprobs: as requests that name the sampling ask for them,
+    and as those that leave it to the server do.
+    """
+    found = _drawn(judge, cases)
+    engine = judge.subject.engine
+    if found.outcome != "holds" or not isinstance(engine, HTTPEngine):
+        return found
+    defaults = engine.server.defaults or {}
+    told = {k: v for k, v in defaults.items() if v not in (-1, float(k in _ONE))}
+    if told:
+        words = ", ".join(f"{name} {value:g}" for name, value in told.items())
+        note = f"; the server says that a request which names no parameters gets {words}"
+        return replace(found, answer=f"{found.answer}{note}")
+    engine.unnamed = True
+    try:
+        bare = _drawn(judge, replace(cases, seed=cases.seed + 1))
+    finally:
+        engine.unnamed = False
+    if bare.outcome == "holds":
+        return replace(found, answer=f"{found.answer}; the same where a request names none")
+    says = "no defaults" if engine.server.defaults is None else "neutral defaults"
+    why = f"of requests that name no parameters, for which the server tells {says}: {bare.answer}"
+    return replace(bare, answer=why)
+
+
+def _drawn(judge: Judge, cases: Cases) -> Finding:
     seen: list[Observation] = []
     drawn, known, off = 0, Finding(DRAWS, "inconclusive", "", alpha=judge.alpha), None
-    requests = [*cases.some(_AT_ONCE)] if cases.given is None else [cases.given]
+    some = [*cases.some(_AT_ONCE)] if cases.given is None else [cases.given]
+    request = replace(some[0], others=tuple(one.prompt for one in some[1:]))
+    request = replace(request, width=max(cases.width, _WIDTH))
     while drawn < _MOST:
         judge.watch(drawn, _MOST)
-        seen += judge.subject.each(requests, cases.seed + len(seen), max(cases.width, _WIDTH))
+        seen += judge.subject.drawn(replace(request, seed=cases.seed + len(seen)))
         drawn = sum(len(one.tokens) for one in seen)
         evidence = _evidence(seen, cases.seed)
         if evidence is None or not evidence.n:
@@ -51,7 +89,7 @@ def draws(judge: Judge, cases: Cases) -> Finding:
         known = replace(known, requests=len(seen), positions=evidence.n)
         e = f"e-value {math.exp(min(evidence.log_e, 700.0)):.2g} over {evidence.n:,} tokens"
         if evidence.log_e >= log_price(judge.alpha):
-            why = f"the tokens do not follow the logprobs reported with them ({e})"
+            why = f"the tokens do not follow the logprobs that are reported with them ({e})"
             return replace(known, outcome="violated", answer=why)
         off = _seen(seen, judge.alpha)
         if off is not None and off <= _OFF + 1e-9:
@@ -108,10 +146,11 @@ def _best(logp: Mapping[int, float]) -> list[int]:
     return sorted(logp, key=lambda i: (-logp[i], i))
 
 
-REPLAY = "replay"
+REPLAY, ORDER, LENGTH, CACHE = "replay", "order", "prompt-length", "prefix-cache"
 UPDATE = "update"
-NAMES = (*RELATIONS, DRAWS, UPDATE)
+NAMES = (*(name for name in RELATIONS if name != ORDER), DRAWS, UPDATE, ORDER)
 _REPLAYS = 3
+_FORMAT = ("dtype", "quantization", "kv_cache", "kv_cache_dtype")  # facts of a server
 
 
 @dataclass(frozen=True)
@@ -120,15 +159,44 @@ class Options:
 
     Args:
         only: names of relations; () for all.
-        limit: nats; None compares bits, and a difference that may be rounding is undecided.
-        alpha: the probability that any test rejects a relation that holds.
+        limit: logit noise, nats, in place of the kernel's own rounding.
+        bitwise: whether every bit has to be equal.
+        rounding: of the kernel's number format; None: as it says, or as its differences show.
+        alpha: the probability that a test of draws rejects what holds.
         update: a command that lets the server take over its own weights again.
     """
 
     only: tuple[str, ...] = ()
     limit: float | None = None
+    bitwise: bool = False
+    rounding: Rounding | None = None
     alpha: float = 0.05
     update: str | None = None
+
+
+def wanted(options: Options, given: bool) -> tuple[list[str], list[str]]:
+    """Relations that are asked for, and those that are measured: the rounding of a kernel shows in
+    the other relations.
+    """
+    asked = [name for name in NAMES if name in options.only or not options.only]
+    kernel_relations = [name for name in RELATIONS if name in asked]
+    needs = [REPLAY] if kernel_relations else []
+    if len(kernel_relations) < 3 and options.limit is None and not (options.bitwise or given):
+        needs += [LENGTH] if {*kernel_relations} - {REPLAY, ORDER} else []
+    return asked, [name for name in RELATIONS if name in {*needs, *kernel_relations}]
+
+
+def expected(subject: Subject, cases: Cases, options: Options) -> dict[str, int]:
+    """About how many requests each relation sends."""
+    asked, measured = wanted(options, cases.given is not None)
+    counts = {}
+    for name in dict.fromkeys([*measured, *asked]):
+        if name == DRAWS:
+            counts[name] = (2 if subject.remote else 1) * _MOST // (2 * _WIDTH)
+        elif name != UPDATE and not RELATIONS[name].refusal(subject):
+            relation = RELATIONS[name]
+            counts[name] = sum(relation.sends(one) for one in relation.requests(cases))
+    return counts
 
 
 def relations(
@@ -137,49 +205,110 @@ def relations(
     options: Options,
     watch: Callable[[str, int, int], None] | None = None,
 ) -> Iterator[Finding]:
-    """The findings, each as soon as it is known; replays come first, for all others need them."""
-    wanted = [name for name in NAMES if name in options.only or not options.only]
-    limit, each = options.limit or 0.0, shared(options.alpha, len(wanted))
-    judge = Judge(subject, limit, each, assumed=options.limit is None)
+    """The findings.  A limit follows from what the other relations show, so most of them are known
+    together; `order` is the last, after all other requests.
+    """
+    asked, measured = wanted(options, cases.given is not None)
+    judge = Judge(subject, options.alpha / 2, options.bitwise)
 
     def watched(name: str) -> Judge:
         return replace(judge, watch=partial(watch, name)) if watch else judge
 
-    try:
-        replayed, judge = _replays(watched(REPLAY), cases)
-    except MeasurementError as error:
-        yield _of_error(subject, REPLAY, error)
-        return
-    if REPLAY in wanted:
-        yield replayed
-    for name in wanted:
+    pairs: dict[str, list[Pair]] = {}
+    failed: dict[str, Finding] = {}
+
+    def found(name: str) -> Finding:
+        return failed.get(name) or _judged(name, judge, pairs, cases, options)
+
+    for name in (name for name in measured if name != ORDER):
+        relation = RELATIONS[name]
+        if relation.refusal(subject):
+            continue
+        requests = relation.requests(cases)
+        if name == REPLAY and cases.given is not None:
+            requests *= _REPLAYS
+        try:
+            pairs[name] = watched(name).measured(relation, requests)
+        except MeasurementError as error:
+            failed[name] = _of_error(subject, name, error)
+            if name == REPLAY or subject.stopped():
+                yield failed[name]
+                return
         if name == REPLAY:
+            alike = all(p.difference.other_token is None for p in pairs[name])
+            judge = replace(judge, draws=alike)
+    yield from (found(name) for name in asked if name in RELATIONS and name != ORDER)
+    for name in (DRAWS, UPDATE, ORDER):
+        if name not in asked:
             continue
         try:
-            found, judge = _found(name, watched(name), judge, cases, options)
+            if name == DRAWS:
+                yield draws(watched(name), cases)
+            elif name == UPDATE:
+                yield _update(judge, cases, pairs, options)
+            else:
+                pairs[name] = watched(name).measured(
+                    RELATIONS[name], RELATIONS[name].requests(cases)
+                )
+                yield found(name)
         except MeasurementError as error:
-            found = _of_error(subject, name, error)
+            yield _of_error(subject, name, error)
             if subject.stopped():
-                yield found
                 return
-        yield found
 
 
-def _found(
-    name: str, now: Judge, judge: Judge, cases: Cases, options: Options
-) -> tuple[Finding, Judge]:
-    """A relation's answer, and the judge of those after it."""
-    if name == DRAWS:
-        return draws(now, cases), judge
-    if name == UPDATE:
-        return _update(now, cases, options.update), judge
-    relation = RELATIONS[name]
-    found = now.judge(relation, relation.requests(cases))
-    if found.example is None or now.noisy or _repeats(now.subject, found):
-        return found, judge
-    # the replays before were equal by chance
-    noisy = replace(now, noisy=True)
-    return noisy.judge(relation, relation.requests(cases)), replace(judge, noisy=True)
+def _judged(
+    name: str,
+    judge: Judge,
+    pairs: Mapping[str, list[Pair]],
+    cases: Cases,
+    options: Options,
+) -> Finding:
+    """The answer of a relation that was measured."""
+    relation, subject = RELATIONS[name], judge.subject
+    if why := relation.refusal(subject):
+        return Finding(name, "untestable", why)
+
+    def more() -> list[Pair]:
+        fresh = replace(cases, seed=cases.seed + 10_007, round=cases.round + 1)
+        return judge.measured(relation, relation.requests(fresh))
+
+    # replays that draw other tokens are the violation of the relation replay
+    one = replace(judge, draws=True) if name == REPLAY else judge
+    limit = _limit(name, pairs, subject, options)
+    found = one.judged(relation, pairs[name], limit, None if cases.given is not None else more)
+    if name == CACHE and subject.claimed and found.outcome != "violated":
+        prompt, tokens = max(subject.claimed.items(), key=lambda one: one[1])
+        why = f"{tokens} of the {len(prompt)} tokens of a request under a salt of its own are said "
+        why += "to be read from the cache"
+        example = Request(prompt, 1, seed=cases.seed)
+        return replace(found, outcome="violated", answer=why, example=example)
+    return found
+
+
+def _limit(
+    name: str, pairs: Mapping[str, Sequence[Pair]], subject: Subject, options: Options
+) -> Limit:
+    measured = {key: Measured.of(value) for key, value in pairs.items()}
+    rounding = options.rounding or rounding_of(subject)
+    return limit_of(name, measured, rounding, options.limit)
+
+
+def rounding_of(subject: Subject) -> Rounding | None:
+    """The rounding of the kernel's number format; None of a server that does not say it."""
+    kernel, facts = subject.kernel, subject.engine.describe().fingerprint
+    dtype, formats = kernel.dtype, (kernel.quantization, kernel.kv_cache)
+    if subject.remote:
+        told = [facts.get(f"kernel.{key}") or facts.get(key) for key in _FORMAT]
+        if told[0] is None:
+            return None
+        dtype, formats = told[0], (*told[1:],)
+    text = " ".join(filter(None, formats))
+    if re.search("(int|fp|w|q)4", text):
+        return "4-bit"
+    if re.search("(int|fp|w|q)8", text):
+        return "8-bit"
+    return "float32" if dtype in ("float32", "float64") else "16-bit"
 
 
 def _of_error(subject: Subject, name: str, error: MeasurementError) -> Finding:
@@ -199,40 +328,19 @@ def _of_error(subject: Subject, name: str, error: MeasurementError) -> Finding:
     return Finding(name, "violated", f"{what} {answer}", requests=1, example=request)
 
 
-def _replays(judge: Judge, cases: Cases) -> tuple[Finding, Judge]:
-    """The relation replay, and the judge of all others, which knows whether replays differ."""
-    relation = RELATIONS[REPLAY]
-    requests = relation.requests(cases) * (1 if cases.given is None else _REPLAYS)
-    pairs = judge.measured(relation, requests)
-    found = judge.compared(relation, pairs, small=False)
-    noisy = any(pair.difference.at is not None for pair in pairs)
-    alike = all(pair.difference.other_token is None for pair in pairs)
-    return found, replace(judge, noisy=noisy, draws=alike)
-
-
-def _repeats(subject: Subject, found: Finding) -> bool:
-    """Whether the answer to a counterexample is the same three times."""
-    request = found.example
-    if request is None:
-        return True
-    first, *more = (subject.answer(request) for _ in range(_REPLAYS))
-    return all(Pair(request, first, again).difference.at is None for again in more)
-
-
-def _update(judge: Judge, cases: Cases, command: str | None) -> Finding:
+def _update(
+    judge: Judge, cases: Cases, measured: Mapping[str, list[Pair]], options: Options
+) -> Finding:
     """Before and after the command, with an empty cache and with the cache of before."""
-    if command is None:
+    if options.update is None:
         why = "name the command that updates the server with its own weights: --update COMMAND"
         return Finding(UPDATE, "untestable", why)
-    if judge.noisy:
-        why = "replays differ, and before and after cannot be run in random order"
-        return Finding(UPDATE, "untestable", why)
-    relation, subject = RELATIONS["cache"], judge.subject
-    requests = relation.requests(cases)
-    cached = not relation.refusal(subject)
-    before = [subject.answer(request) for request in requests]
+    cache, subject = RELATIONS[CACHE], judge.subject
+    requests = cache.requests(cases)
+    cached = not cache.refusal(subject)
+    before = [subject.alone(request) for request in requests]
     salts = [subject.fill(request) if cached else None for request in requests]
-    done = subprocess.run(command, shell=True, capture_output=True, text=True)
+    done = subprocess.run(options.update, shell=True, capture_output=True, text=True)
     if done.returncode:
         raise MeasurementError(
             f"the command of --update ended with {done.returncode}: "
@@ -241,9 +349,11 @@ def _update(judge: Judge, cases: Cases, command: str | None) -> Finding:
         )
     pairs = []
     for request, plain, salt in zip(requests, before, salts, strict=True):
-        pairs.append(Pair(request, plain, subject.answer(request)))
+        pairs.append(Pair(request, plain, subject.answer(request), "after the update"))
         if salt is not None:
             # an update may empty the cache: that nothing was read is no gap of the test
-            pairs.append(Pair(request, plain, subject.warm(request, salt)))
-    found = judge.compared(RELATIONS[REPLAY], pairs, small=False)
+            where = "after the update, from what was cached before it"
+            pairs.append(Pair(request, plain, subject.warm(request, salt), where))
+    limit = _limit(UPDATE, measured, subject, options)
+    found = judge.judged(RELATIONS[REPLAY], pairs, limit, small=False)
     return replace(found, relation=UPDATE)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from zlib import crc32
 
 import numpy as np
 
@@ -47,9 +48,12 @@ class Request:
 class Subject:
     """An open kernel.
 
+    The draws of a request follow from its prompt and its seed, whatever is sent beside it.
+
     Args:
         between: tokens of other requests that are sent after a cache is filled, before it is read.
         sent: requests so far; last: the one that was sent last; longest: prompt that was answered.
+        claimed: requests of which nothing can be cached, and how many cached tokens they claim.
     """
 
     kernel: Kernel
@@ -58,6 +62,8 @@ class Subject:
     sent: int = 0
     last: Request | None = None
     longest: int = 0
+    claimed: dict[Ids, int] = field(default_factory=dict)
+    _alone: dict[tuple[Ids, int, int], Observation] = field(default_factory=dict)
 
     @classmethod
     def open(cls, kernel: Kernel, between: int = 0) -> Subject:
@@ -69,47 +75,55 @@ class Subject:
         engine = HTTPEngine(kernel) if kernel.url is not None else spawn(kernel, "kernel")
         return cls(kernel, engine, between)
 
-    def answer(self, request: Request, *, width: int | None = None) -> Observation:
+    @property
+    def remote(self) -> bool:
+        return self.kernel.url is not None
+
+    def answer(self, request: Request) -> Observation:
         """The request alone, of which nothing is cached."""
-        return self._send([request.prompt], request.seed, width or request.width)[0]
+        return self._cold([request.prompt], request)[0]
 
-    def together(self, request: Request) -> Observation:
-        """The request, sent at once with the others."""
-        prompts = [request.prompt, *request.others]
-        return self._send(prompts, request.seed, request.width)[0]
+    def alone(self, request: Request) -> Observation:
+        """The same; a request that was sent before is not sent again."""
+        key = (request.prompt, request.width, request.seed)
+        if key not in self._alone:
+            self._alone[key] = self.answer(request)
+        return self._alone[key]
 
-    def each(self, requests: Sequence[Request], seed: int, width: int) -> list[Observation]:
-        """Long answers to the prompts of some requests, sent at once."""
-        return self._send([request.prompt for request in requests], seed, width)
+    def together(self, request: Request) -> list[Observation]:
+        """The request and the others, sent at once."""
+        return self._cold([request.prompt, *request.others], request)
 
-    def after(self, request: Request, others: Sequence[Ids]) -> Observation:
-        """The request after others, one at a time."""
-        for n, other in enumerate(others):
-            self._send([other], request.seed, request.width, first=n + 1)
+    def drawn(self, request: Request) -> list[Observation]:
+        """The same, and equal prompts have draws of their own."""
+        return self._cold([request.prompt, *request.others], request, alike=False)
+
+    def plain(self, request: Request) -> Observation:
+        """The request alone, as a client sends it that knows no salts: a cache may be read."""
+        return self._send([request.prompt], request, salt="", warm=True)[0]
+
+    def after(self, request: Request) -> Observation:
+        """The request after the others, one at a time."""
+        for other in request.others:
+            self._cold([other], request)
         return self.answer(request)
 
-    def warm(self, request: Request, salt: str | None = None) -> Observation:
-        """The request after the others, all of one salt: what they share with it is cached.
-
-        Args:
-            salt: under which the others were sent before; default: they are sent now.
-        """
-        if salt is None:
-            salt = self.fill(request)
-            self._pass_by(request)
-        before = self._hits() if self.kernel.url is not None else None
-        found = self._send([request.prompt], request.seed, request.width, salt=salt)[0]
+    def warm(self, request: Request, salt: str) -> Observation:
+        """The request after others of the same salt: what they share with it is cached."""
+        before = self._hits() if self.remote else None
+        found = self._send([request.prompt], request, salt=salt, warm=True)[0]
         after = self._hits() if before is not None else None
         if found.cached is None and before is not None and after is not None:
             return replace(found, cached=int(after - before))
         return found
 
     def fill(self, request: Request) -> str:
-        """Send the others under a salt of their own, which is returned."""
+        """Send the others under a salt of their own, which is returned, and then others yet."""
         salt = secrets.token_hex(16)
         for n, other in enumerate(request.others):
             # the first one computes all: what a cache without salts holds is of another run
-            self._send([other], request.seed, 1, first=n + 1, salt=salt, warm=n > 0)
+            self._send([other], replace(request, width=1), salt=salt, warm=n > 0)
+        self._pass_by(request)
         return salt
 
     def _pass_by(self, request: Request) -> None:
@@ -119,46 +133,69 @@ class Subject:
         for n in range(-(-self.between // most)):
             drawn = uniforms(request.seed, "pass by", n, most) * len(ids)
             other = tuple(ids[drawn.astype(np.int64)].tolist())
-            self._send([other], request.seed, 1, first=n + 1)
+            self._cold([other], replace(request, width=1))
 
-    def scored(self, request: Request, tokens: Ids, path: Path = "prefill") -> Observation:
-        """The given tokens after the prompt."""
-        batch = Batch((0,), (request.prompt,), len(tokens), (tokens,), together=1)
+    def scored(
+        self, prompt: Ids, tokens: Ids, path: Path = "prefill", salt: str | None = None
+    ) -> Observation:
+        """The given tokens after the prompt.
+
+        Args:
+            salt: under which a cache may be read; default: none is.
+        """
+        salts = () if salt is None else (salt,)
+        batch = Batch(
+            (0,), (prompt,), len(tokens), (tokens,), together=1, salts=salts, warm=bool(salts)
+        )
         self.sent += 1
         return Observation.each(self.engine.score(batch, PLAIN, path))[0]
 
     def next(self, request: Request, token: int) -> Observation:
         """What comes after a prompt: the token is scored where a given one can be decoded."""
-        if "decode" not in self.engine.describe().scores or self.kernel.url is not None:
-            return self.answer(request, width=1)
-        return self.scored(request, (token,), "decode")
+        if "decode" not in self.engine.describe().scores or self.remote:
+            return self.alone(replace(request, width=1))
+        return self.scored(request.prompt, (token,), "decode")
 
     def close(self) -> None:
         self.engine.close()
 
+    def _cold(
+        self, prompts: Sequence[Ids], request: Request, *, alike: bool = True
+    ) -> list[Observation]:
+        """Answers of prompts that are sent at once, each under a salt of its own."""
+        found = self._send(prompts, request, salt=None, warm=False, alike=alike)
+        for prompt, one in zip(prompts, found, strict=True):
+            if one.cached:
+                self.claimed[prompt] = one.cached
+        return found
+
     def _send(
         self,
         prompts: Sequence[Ids],
-        seed: int,
-        width: int,
+        request: Request,
         *,
-        first: int = 0,
-        salt: str | None = None,
-        warm: bool = True,
+        salt: str | None,
+        warm: bool,
+        alike: bool = True,
     ) -> list[Observation]:
-        """Answers of prompts that are sent at once; without a salt each has one of its own."""
-        salts = tuple(salt or secrets.token_hex(16) for _ in prompts)
+        """Answers of prompts that are sent at once.
+
+        Args:
+            salt: None: each has one of its own; "": none has one.
+            alike: whether equal prompts draw the same.
+        """
+        salts = () if salt == "" else tuple(salt or secrets.token_hex(16) for _ in prompts)
         batch = Batch(
-            tuple(range(first, first + len(prompts))),
+            tuple(map(_number, prompts)) if alike else tuple(range(len(prompts))),
             tuple(prompts),
-            width,
+            request.width,
             together=len(prompts),
             salts=salts,
-            warm=salt is not None and warm,
+            warm=warm,
         )
         self.sent += len(prompts)
-        self.last = Request(prompts[0], width, tuple(prompts[1:]), seed)
-        found = Observation.each(self.engine.generate(batch, PLAIN, seed))
+        self.last = replace(request, prompt=prompts[0], others=tuple(prompts[1:]))
+        found = Observation.each(self.engine.generate(batch, PLAIN, request.seed))
         if any(not one.tokens for one in found):
             raise MeasurementError(
                 f"{self.kernel} lost a request", hint="look at the log of the server"
@@ -182,3 +219,8 @@ class Subject:
         page = self.engine.transport.text("/metrics") if self.engine.dialect.name == "vllm" else ""
         found = _HITS.findall(page or "")
         return sum(map(float, found)) if found else None
+
+
+def _number(prompt: Ids) -> int:
+    """Of a prompt's draws."""
+    return crc32(np.array(prompt, dtype=np.int64).tobytes())

@@ -201,6 +201,18 @@ def best_of(sampling: Sampling, server: Server) -> int:
     return min(most)
 
 
+_SAMPLING = ("temperature", "top_", "min_p", "typical_p", "penalty")
+
+
+def without_sampling(body: Mapping[str, Any]) -> dict[str, Any]:
+    """A request that names no sampling, as clients send it that rely on a server's defaults."""
+    return {
+        key: without_sampling(value) if key == "sampling_params" else value
+        for key, value in body.items()
+        if not any(word in key for word in _SAMPLING) or "logprobs" in key
+    }
+
+
 def neutral(sampling: Sampling) -> bool:
     """Whether raw logprobs are processed ones: nothing is divided, nothing is filtered."""
     return sampling.temperature == 1.0 and not sampling.filters

@@ -151,7 +151,7 @@ class VLLM(Dialect):
             "logprobs": None,
             "prompt_logprobs": sequence.best,
             # a prefix that was computed before would be read, and not computed
-            "cache_salt": secrets.token_hex(16),
+            "cache_salt": sequence.salt or secrets.token_hex(16),
         }
         return endpoint, {**body, **changes}
 
