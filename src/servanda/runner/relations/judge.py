@@ -164,8 +164,7 @@ def limit_of(
 
 
 Outcome = Literal["holds", "violated", "inconclusive", "untestable"]
-_COMPARED = 0.5  # of the tokens at least
-_FLIPS = 4.0  # seeded draws that may differ, for each unit of moved probability
+_COMPARED = 0.25  # of the tokens at least
 _MANY_FLIPS = 1e-4  # probability of so many
 
 
@@ -304,7 +303,7 @@ class Judge:
             why = f"only {share} could be compared: other tokens are drawn"
             return replace(known, answer=why)
         flips = sum(d.redrawn for d in seen)
-        if relation.seeded and self.draws and _too_many(flips, _FLIPS * sum(d.moved for d in seen)):
+        if relation.seeded and self.draws and _too_many(flips, sum(d.flips for d in seen)):
             why = f"other tokens are drawn in {flips} of {len(pairs)} answers, which differences "
             why += f"of {known.moved:.2g} in probability do not explain"
             return replace(known, outcome="violated", answer=why)

@@ -11,6 +11,7 @@ import numpy as np
 from servanda.traces.trace import Trace
 
 Ids = tuple[int, ...]
+_VOCABULARY = 100_000  # tokens that a list leaves out, at most
 _SURE = 0.02  # what a nat of noise moves in a distribution that is nearly certain, at least
 
 
@@ -70,6 +71,7 @@ class Difference:
         largest: largest |difference| of a logprob that both report, nats.
         unequal: positions with any logprob that differs in a bit.
         unknown: positions where a logprob is NaN.
+        flips: other draws of one seed that the differences explain, at most.
         at: the position that moved most; None where no bit differs.
         other_token: the first position at which another token was drawn though no logprob
             known of both there, or before it, differs in a bit; None where there is none.
@@ -83,6 +85,7 @@ class Difference:
     largest: float = 0.0
     unequal: int = 0
     unknown: int = 0
+    flips: float = 0.0
     at: int | None = None
     other_token: int | None = None
     redrawn: bool = False
@@ -136,6 +139,7 @@ def difference(a: Observation, b: Observation) -> Difference:
             unequal=found.unequal + bool(unlike or moved),
             unknown=found.unknown
             + (len(known) < len(pairs) or bool(own and theirs and not known + mine + yours)),
+            flips=found.flips + _flips([x for x, _ in known], moved),
             at=at,
             other_token=t if redrawn and at is None else None,
             redrawn=redrawn,
@@ -180,6 +184,17 @@ def _given(logp: Sequence[float]) -> float:
     squares, rest = float(p_K @ p_K), max(0.0, 1.0 - float(p_K.sum()))
     spread_K = np.sqrt(np.maximum(1.0 - 2.0 * p_K + squares, 0.0))
     return math.sqrt(0.5 / math.pi) * (float(p_K @ spread_K) + rest * math.sqrt(squares))
+
+
+def _flips(logp: Sequence[float], moved: float) -> float:
+    """The probability that one seed draws another token, at most.
+
+    A sampler that inverts the distribution function finds each border between tokens moved, by up
+    to the distance of the distributions: likely tokens seldom change, those of the tail often do.
+    """
+    likely = [math.exp(x) for x in logp]
+    rest = max(0.0, 1.0 - sum(likely))
+    return sum(min(p, 2 * moved) for p in likely) + min(rest, 2 * moved * _VOCABULARY)
 
 
 def _bits(value: float) -> bytes:
