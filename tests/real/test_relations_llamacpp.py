@@ -13,9 +13,9 @@ from tests.real.test_relations_vllm import again, relations
 
 pytestmark = needs_engines
 
-ROUNDING = ("--limit", "1e-4")
+ROUNDING = ("--rounding", "float32")
 # fault -> the relation that finds it
-FAULTS = {"lost_cell": "cache", "batch": "company", "lost_block_end": "length"}
+FAULTS = {"lost_cell": "prefix-cache", "batch": "batching", "lost_block_end": "prompt-length"}
 
 
 @pytest.fixture(scope="module")
@@ -64,4 +64,4 @@ def test_a_fault_is_found_by_its_relation_and_by_one_command(tmp_path, gguf, pre
     assert code == 1 and seen[name]["outcome"] == "violated", seen
     if fault != "batch":  # which requests run together is a race
         assert (once_more, alone[name]["outcome"]) == (1, "violated")
-    assert {seen[other]["outcome"] for other in ("replay", "draws")} == {"holds"}, seen
+    assert {seen[other]["outcome"] for other in ("replay", "sampling")} == {"holds"}, seen

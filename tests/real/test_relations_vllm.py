@@ -19,10 +19,10 @@ PLUGIN = Path(__file__).parent / "vllm_faults"
 BLOCK = 32  # the smallest of vLLM on a CPU
 # fault -> the relation that finds it, and a part of its answer
 FAULTS = {
-    "foreign_block": ("cache", "(those of 64 tokens or more)"),
-    "leaking_row": ("company", "among 2 requests at once"),
-    "temperature_by_batch": ("company", "among 2 requests at once"),
-    "lost_slot": ("length", "(those of 0 modulo 32 tokens, from 32 on)"),
+    "foreign_block": ("prefix-cache", "(those of 64 tokens or more)"),
+    "leaking_row": ("batching", "among 2 requests at once"),
+    "temperature_by_batch": ("batching", "among 2 requests at once"),
+    "lost_slot": ("prompt-length", "(those of 0 modulo 32 tokens, from 32 on)"),
 }
 
 
@@ -62,12 +62,12 @@ def test_a_healthy_server_holds_bit_for_bit(tmp_path):
 def test_a_fault_is_found_by_its_relation_and_by_one_command(tmp_path, fault):
     name, part = FAULTS[fault]
     with vllm(tmp_path, fault) as url:
-        code, seen = relations(url, "--limit", "1e-4")
+        code, seen = relations(url, "--rounding", "float32")
         once_more, alone = again(seen[name])
     assert code == 1 and seen[name]["outcome"] == "violated", seen
     assert part in seen[name]["answer"]
     assert (once_more, alone[name]["outcome"]) == (1, "violated")
-    sound = {"replay", "order", "draws"} | ({"cache", "company", "length"} - {name})
+    sound = {"replay", "order", "sampling"} | ({"prefix-cache", "prompt-length"} - {name})
     assert {seen[other]["outcome"] for other in sound} == {"holds"}, seen
 
 
@@ -75,7 +75,7 @@ def test_seeded_requests_that_are_prefilled_in_pieces_end_the_server_and_are_nam
     """vLLM 0.32 on a CPU: "CPU Generator does not use offset"."""
     pieces = 64
     with vllm(tmp_path, "", "--max-num-batched-tokens", str(pieces)) as url:
-        code, seen = relations(url, "--only", "replay", "--only", "cache")
+        code, seen = relations(url, "--only", "replay", "--only", "prefix-cache")
     replay = seen["replay"]
     assert (code, replay["outcome"], [*seen]) == (1, "violated", ["replay"])
     assert replay["answer"].startswith("the server stopped at a request of ")

@@ -50,7 +50,7 @@ def related(options, fault, names, wait_s=0.0, between=0, bitwise=False):
     only = [word for name in names for word in ("--only", name)]
     between = ("--between", between) if between else ()
     how = ("--prompts", checkpoint() / "prompts.jsonl", "--quiet")
-    how += ("--bitwise",) if bitwise else ()
+    how += ("--equal-bits",) if bitwise else ()
     small = ("--longest", 17, "--requests", 2, "--max-new-tokens", 2)
     with served(keys, wait_s=wait_s) as url:
         return servanda("relations", f"{url},batch_size=2", *only, *how, *small, *between)

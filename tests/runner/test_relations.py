@@ -38,7 +38,7 @@ pytest.importorskip("uvicorn")
 from tests.engines.serving import live, table_engine
 
 SMALL = ("--longest", "17", "--requests", "2", "--max-new-tokens", "3", "--quiet")
-BITS = ("--bitwise", "--only", "replay", "--only", "batching", "--only", "prefix-cache")
+BITS = ("--equal-bits", "--only", "replay", "--only", "batching", "--only", "prefix-cache")
 
 
 def relations(*words):
@@ -478,10 +478,12 @@ def test_an_engine_without_a_prefix_cache_refuses_the_key(tmp_path):
 
 
 class Full(TableEngine):
-    """It fails on prompts of more than six tokens."""
+    """It fails on prompts of more than some tokens."""
+
+    most = 6
 
     def generate(self, batch, sampling, seed):
-        if max(map(len, batch.prompts)) > 6:
+        if max(map(len, batch.prompts)) > self.most:
             raise RuntimeError("no room")
         return super().generate(batch, sampling, seed)
 
@@ -494,9 +496,9 @@ def test_an_error_of_the_server_is_a_violation_but_at_the_first_request_no_answe
         code, seen = found(str(client.base_url), *words, "--longest", "12", "--requests", "2")
     assert code == 1 and seen["replay"]["outcome"] == "violated"
     assert "with status 500" in seen["replay"]["answer"]
-    assert "prompts of up to 6 tokens were answered before" in seen["replay"]["answer"]
+    assert "prompts of up to 1 tokens were answered before" in seen["replay"]["answer"]
     assert len(seen["replay"]["example"]["prompt_ids"]) == 12
-    with live(table_engine(tmp_path, cls=Full)) as (client, _):
+    with live(table_engine(tmp_path, cls=type("Empty", (Full,), {"most": 0}))) as (client, _):
         words = ("--prompts", prompts, "--longest", "24", "--requests", "2", "--quiet")
         done = relations(str(client.base_url), *words)
     assert done.exit_code == 4 and "with status 500" in done.output

@@ -165,6 +165,39 @@ def test_the_lines_say_it_before_any_statistics(tmp_path, kind, said):
     assert any(line.startswith(f"template  {said} ") for line in text)
 
 
+class Filling(Chatty):
+    """Its server says that it draws at 0.6 where a request names no temperature."""
+
+    @classmethod
+    def behind(cls, app):
+        async def says(scope, receive, send):
+            async def changed(message):
+                body = message.get("body", b"")
+                if scope.get("path") == "/servanda/describe" and body:
+                    about = json.loads(body)
+                    body = json.dumps({**about, "sampling_defaults": {"temperature": 0.6}}).encode()
+                    message = {**message, "body": body}
+                elif scope.get("path") == "/servanda/describe" and "headers" in message:
+                    kept = [h for h in message["headers"] if h[0] != b"content-length"]
+                    message = {**message, "headers": kept}
+                await send(message)
+
+            await app(scope, receive, changed)
+
+        return says
+
+
+def test_servers_that_tell_what_a_request_without_sampling_gets_are_compared(tmp_path):
+    with doors(tmp_path, Chatty, Chatty) as pair:
+        same = [*compare_layers(*pair)][1]
+    (tmp_path / "other").mkdir()
+    with doors(tmp_path / "other", Chatty, Filling) as pair:
+        unlike = [*compare_layers(*pair)][1]
+
+    assert (same.layer, same.outcome) == ("defaults", "same")
+    assert unlike.outcome == "differs" and "temperature none and 0.6" in unlike.text
+
+
 PROMPTS = [json.dumps({"token_ids": [0, 1]}), json.dumps({"token_ids": [1]})]
 
 

@@ -13,18 +13,20 @@ from typing import Any
 
 import click
 
-from servanda.cli.options import shared, show_json
+from servanda.cli.options import FILE, shared, show_json
 from servanda.cli.screen import watching
 from servanda.contract.kernel_string import parse_kernel, shown
 from servanda.contract.model import Kernel
 from servanda.engines import engine_names
-from servanda.errors import ContractError
+from servanda.engines.http import HTTPEngine
+from servanda.errors import ContractError, MeasurementError
 from servanda.report.format import duration
 from servanda.runner import run
 from servanda.runner.compare.contract import SHIPPED, read_corpus, shipped
 from servanda.runner.compare.sides import refuse_missing
 from servanda.runner.measurement import Progress
 from servanda.runner.probe import encoded
+from servanda.runner.relations.client import ClientRequest
 from servanda.runner.relations.judge import LEAST, Finding, Rounding
 from servanda.runner.relations.observation import Ids
 from servanda.runner.relations.relation import Cases
@@ -65,7 +67,8 @@ class _IdsType(click.ParamType):
     help="Largest allowed logit noise, such as 1e-4.  [default: twice the kernel's own rounding]",
 )
 @click.option(
-    "--bitwise",
+    "--equal-bits",
+    "bitwise",
     is_flag=True,
     help="Ask for equal bits: a difference of any size is a violation.",
 )
@@ -117,6 +120,13 @@ class _IdsType(click.ParamType):
     "100000: a cache with tiers moves the prefix to the next one.",
 )
 @click.option(
+    "--like",
+    type=FILE,
+    metavar="FILE",
+    help="Body of a request that your client sends, such as request.json: the relation client "
+    "sends it as it is.",
+)
+@click.option(
     "--update",
     metavar="COMMAND",
     help="Command that lets the server load its own weights again, for the relation update.",
@@ -135,16 +145,17 @@ def relations_command(
     format_: str,
     update: str | None,
     between: int,
+    like: Path | None,
     **how: Any,
 ) -> None:
     """Test the self-consistency of one engine: what must not change an answer, and does it?
 
     It needs no second engine.  The answer to a request has to be the same once more (replay),
     scored by prefill (prefill-decode), wherever the prompt ends (prompt-length), among other
-    requests (batching), with a cached prefix (prefix-cache), after others (order), and after an
-    update with equal weights; and tokens have to follow the logprobs that are reported with
-    them (sampling).  Differences up to twice the engine's own rounding hold.  Give a URL, a
-    kernel string, or a contract with --side.
+    requests (batching), as one of several choices and streamed (client), with a cached prefix
+    (prefix-cache), after others (order), and after an update with equal weights; and tokens have
+    to follow the logprobs that are reported with them (sampling).  Differences up to twice the
+    engine's own rounding hold.  Give a URL, a kernel string, or a contract with --side.
     """
     if bitwise and limit is not None:
         raise click.UsageError(
@@ -158,6 +169,8 @@ def relations_command(
     found: list[Finding] = []
     subject = Subject.open(_crowded(kernel), between)
     try:
+        if like is not None:
+            subject.like = _own(like, subject)
         cases = _cases(subject, prompts, **how)
         say(_cost(subject, cases, options))
         with watching(quiet) as watch:
@@ -170,13 +183,13 @@ def relations_command(
                 state = _STATES.get(finding.outcome, "")
                 say(f"{_MARK[finding.outcome]} {finding.relation:<14} {state}{finding.answer}")
                 if finding.example is not None:
-                    say(f"  again: {_command(what, side, finding, options, between)}")
+                    say(f"  again: {_command(what, side, finding, options, between, like)}")
     finally:
         subject.close()
     outcome = _outcome(found)
     say(_verdict(outcome, found))
     if aside:
-        show_json(_data(what, side, found, options, subject, outcome))
+        show_json(_data(what, side, found, options, subject, outcome, like))
     sys.exit({"holds": 0, "violated": 1}.get(outcome, 3))
 
 
@@ -261,22 +274,46 @@ def _cases(
     else:
         drawn = uniforms(seed, "prompt", 0, 8 * longest) * (about.vocab_size or _IDS)
         texts = [tuple(map(int, drawn))]
-    return Cases(texts, longest, max_new_tokens, requests, largest, seed, given)
+    own = subject.like is not None
+    return Cases(texts, longest, max_new_tokens, requests, largest, seed, given, like=own)
 
 
-def _command(what: str, side: str | None, finding: Finding, options: Options, between: int) -> str:
+def _own(path: Path, subject: Subject) -> ClientRequest:
+    """The user's own request.
+
+    Raises:
+        MeasurementError: no server, or no such request.
+    """
+    if not isinstance(subject.engine, HTTPEngine):
+        raise MeasurementError(
+            "--like is a request to a server, and this kernel is none", hint="give a URL"
+        )
+    return ClientRequest.read(path, subject.engine)
+
+
+def _command(
+    what: str,
+    side: str | None,
+    finding: Finding,
+    options: Options,
+    between: int,
+    like: Path | None,
+) -> str:
     """The command that tests the counterexample alone."""
     request = finding.example
     assert request is not None
     words = ["servanda", "relations", what, *(("--side", side) if side else ())]
     words += ["--only", finding.relation]
-    for ids in (request.prompt, *request.others):
-        words += ["--prompt-ids", ",".join(map(str, ids))]
+    if like is not None and finding.relation == "client":
+        words += ["--like", str(like)]
+    else:
+        for ids in (request.prompt, *request.others):
+            words += ["--prompt-ids", ",".join(map(str, ids))]
     words += ["--max-new-tokens", str(request.width)]
     words += ["--seed", str(request.seed)] if request.seed else []
     limit = finding.limit_nats if options.limit is None else options.limit
     if options.bitwise:
-        words += ["--bitwise"]
+        words += ["--equal-bits"]
     elif limit is not None:
         words += ["--limit", f"{limit:g}"]
     words += ["--between", str(between)] if between and finding.relation == "prefix-cache" else []
@@ -292,6 +329,7 @@ def _data(
     options: Options,
     subject: Subject,
     outcome: str,
+    like: Path | None,
 ) -> dict[str, Any]:
     return {
         "kernel": what,
@@ -319,7 +357,7 @@ def _data(
                     "others": one.example.others,
                     "max_new_tokens": one.example.width,
                     "seed": one.example.seed,
-                    "command": _command(what, side, one, options, subject.between),
+                    "command": _command(what, side, one, options, subject.between, like),
                 },
             }
             for one in found

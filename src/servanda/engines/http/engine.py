@@ -27,6 +27,7 @@ from servanda.engines.foreign_code import refuse_code_of_kernel
 from servanda.engines.http import routed_experts
 from servanda.engines.http.dialects import detect
 from servanda.engines.http.dialects.base import (
+    BEST,
     NEUTRAL,
     Answer,
     Meaning,
@@ -76,6 +77,7 @@ class HTTPEngine:
     ) -> None:
         self.kernel = kernel
         self.unnamed = False  # whether requests leave the sampling to the server's defaults
+        self.best = BEST  # likeliest tokens of a drawn step that are asked for
         if kernel.timeout_s is not None:
             limits = replace(limits, read_s=kernel.timeout_s, token_s=0.0)
         at, key = _address(kernel), key_of(kernel)
@@ -163,7 +165,7 @@ class HTTPEngine:
 
     def generate(self, batch: Batch, sampling: Sampling, seed: int) -> Trace:
         self._refuse_sampling(sampling)
-        best = best_of(sampling, self.server)
+        best = best_of(sampling, self.server, self.best)
         sequences = self._sequences(batch, sampling, seed, best)
         if batch.salts and not batch.warm and self.dialect.flush is not None:
             self.transport.text(self.dialect.flush)

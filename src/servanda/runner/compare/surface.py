@@ -128,12 +128,10 @@ TOOL_PROMPTS = (
 )
 
 
-# How each kind of server renders a chat, calls a tool, and reports its defaults.
+# How each kind of server renders a chat and calls a tool.
 
 
 _CALL_TOKENS = 128  # most new tokens of a response with a tool call
-# sampling parameters that a server's defaults may set
-SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "repeat_penalty")
 
 
 @dataclass(frozen=True)
@@ -217,24 +215,6 @@ class Client:
         calls = listed.items() if listed is not None else []
         wrong = tuple(filter(None, (_wrong(call, chat) for call in calls)))
         return ToolCalls(len(calls) - len(wrong), wrong)
-
-    def defaults(self) -> Mapping[str, float] | None:
-        """The default sampling parameters of requests; None if not reported."""
-        kind = self.engine.dialect.name
-        if kind == "llamacpp":
-            props = self.engine.transport.maybe("/props")
-            values = props and props.get("default_generation_settings")
-            values = values and (values.get("params") or values)
-        else:
-            description = self.engine.transport.maybe("/servanda/describe")
-            values = description and description.get("defaults")
-        if not isinstance(values, Part):
-            return None
-        return {
-            name: part.value
-            for name, part in values.fields()
-            if name in SAMPLING and type(part.value) in (int, float)
-        }
 
     def _chat(self, chat: Conversation, max_tokens: int) -> Part:
         body = {
@@ -364,7 +344,7 @@ def compare_layers(a: Client, b: Client, texts: Sequence[str] = ()) -> Iterator[
 
 def _defaults(a: Client, b: Client) -> LayerResult:
     """Compare the default sampling parameters."""
-    defaults = {client.name: client.defaults() for client in (a, b)}
+    defaults = {client.name: client.engine.server.fills_in for client in (a, b)}
     silent = [name for name, values in defaults.items() if values is None]
     if silent:
         who = f"{silent[0]} tells" if len(silent) == 1 else "A and B tell"

@@ -131,7 +131,7 @@ def limit_of(
 
     Args:
         found: of all relations that were measured.
-        rounding: of the kernel's number format; None where nobody says.
+        rounding: of the kernel's number format; None where it is not known.
         stated: nats, by the user.
     """
     if stated is not None:
@@ -164,7 +164,6 @@ def limit_of(
 
 
 Outcome = Literal["holds", "violated", "inconclusive", "untestable"]
-_COMPARED = 0.25  # of the tokens at least
 _MANY_FLIPS = 1e-4  # probability of so many
 
 
@@ -299,7 +298,7 @@ class Judge:
         if unknown := sum(d.unknown for d in seen):
             return replace(known, answer=f"{unknown} tokens have no usable logprob to compare")
         share = f"{known.positions:,} of {known.of:,} tokens"
-        if known.positions < _COMPARED * known.of:
+        if known.positions < relation.compared * known.of:
             why = f"only {share} could be compared: other tokens are drawn"
             return replace(known, answer=why)
         flips = sum(d.redrawn for d in seen)
@@ -324,7 +323,7 @@ class Judge:
         small: bool,
     ) -> Finding:
         first = min(bad, key=lambda pair: pair.request.tokens)
-        if small:
+        if small and relation.smaller(self.subject):
 
             def failing(request: Request) -> Pair | None:
                 found = relation.pairs(self.subject, request)

@@ -11,7 +11,6 @@ import numpy as np
 from servanda.traces.trace import Trace
 
 Ids = tuple[int, ...]
-_VOCABULARY = 100_000  # tokens that a list leaves out, at most
 _SURE = 0.02  # what a nat of noise moves in a distribution that is nearly certain, at least
 
 
@@ -119,7 +118,7 @@ def logit_noise(differences: Sequence[Difference]) -> float:
 def difference(a: Observation, b: Observation) -> Difference:
     """The differences of two answers to one request."""
     found = Difference(of=sum(bool(x and y) for x, y in zip(a.logp, b.logp, strict=False)))
-    most = 0.0
+    most, vocabulary = 0.0, 1 + max((i for row in (*a.logp, *b.logp) for i in row), default=0)
     for t, (own, theirs) in enumerate(zip(a.logp, b.logp, strict=False)):
         pairs = [(own[i], theirs[i]) for i in own.keys() & theirs.keys()]
         known = [(x, y) for x, y in pairs if not (math.isnan(x) or math.isnan(y))]
@@ -139,7 +138,7 @@ def difference(a: Observation, b: Observation) -> Difference:
             unequal=found.unequal + bool(unlike or moved),
             unknown=found.unknown
             + (len(known) < len(pairs) or bool(own and theirs and not known + mine + yours)),
-            flips=found.flips + _flips([x for x, _ in known], moved),
+            flips=found.flips + _flips([x for x, _ in known], moved, vocabulary),
             at=at,
             other_token=t if redrawn and at is None else None,
             redrawn=redrawn,
@@ -186,7 +185,7 @@ def _given(logp: Sequence[float]) -> float:
     return math.sqrt(0.5 / math.pi) * (float(p_K @ spread_K) + rest * math.sqrt(squares))
 
 
-def _flips(logp: Sequence[float], moved: float) -> float:
+def _flips(logp: Sequence[float], moved: float, vocabulary: int) -> float:
     """The probability that one seed draws another token, at most.
 
     A sampler that inverts the distribution function finds each border between tokens moved, by up
@@ -194,7 +193,7 @@ def _flips(logp: Sequence[float], moved: float) -> float:
     """
     likely = [math.exp(x) for x in logp]
     rest = max(0.0, 1.0 - sum(likely))
-    return sum(min(p, 2 * moved) for p in likely) + min(rest, 2 * moved * _VOCABULARY)
+    return sum(min(p, 2 * moved) for p in likely) + min(rest, 2 * moved * vocabulary)
 
 
 def _bits(value: float) -> bytes:

@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Literal
 
 from servanda.registry import Registry
+from servanda.runner.relations.client import DIALECTS
 from servanda.runner.relations.observation import Difference, Ids, Observation, difference
 from servanda.runner.relations.subject import Request, Subject
 from servanda.theory.sampling import uniforms
@@ -20,6 +21,7 @@ from servanda.traces.corpus import joined
 
 Unseen = Literal["", "untestable", "inconclusive"]
 BLOCKS = (8, 16, 32, 64, 256)  # sizes of blocks and tiles that servers use
+_COPIES = 8  # of a client's own request that are sent at once
 _AT_ONCE = 8_192  # tokens of one group of requests, at most
 
 
@@ -34,6 +36,7 @@ class Cases:
         largest: requests that are sent at once, at most.
         given: the only request, where the command line names one.
         round: 0, or another number for requests that were not sent before.
+        like: whether a client's own request is at hand.
     """
 
     texts: Sequence[Ids]
@@ -44,6 +47,7 @@ class Cases:
     seed: int = 0
     given: Request | None = None
     round: int = 0
+    like: bool = False
 
     def text(self, row: int, length: int) -> Ids:
         return joined(self.texts, (row + 37 * self.round) * (1 + length // 8), length)
@@ -57,8 +61,8 @@ class Cases:
     def some(self, rows: int) -> Iterator[Request]:
         """Requests of unlike lengths."""
         for row in range(rows):
-            length = max(2, self.longest * (row + 1) // rows)
-            yield Request(self.text(row, length), self.width, seed=self.seed + row)
+            length = self.longest * row // max(1, rows - 1)
+            yield Request(self.text(row, max(1, length)), self.width, seed=self.seed + row)
 
     def groups(self) -> Iterator[Request]:
         """Requests that are sent at once: groups of random sizes, and two of the largest."""
@@ -99,13 +103,13 @@ class Relation(ABC):
     Attributes:
         name: on the command line; summary: the change that must not change an answer.
         seeded: whether both ways draw by the same seed.
-        reshapes: whether the other way may add up in another order, which rounds otherwise.
+        compared: the share of the tokens that has to be comparable at least.
     """
 
     name: str
     summary: str
     seeded = True
-    reshapes = True
+    compared = 0.25
 
     @abstractmethod
     def cases(self, of: Cases) -> Iterator[Request]: ...
@@ -138,6 +142,10 @@ class Relation(ABC):
         """The part that an answer of "holds" does not cover."""
         return ""
 
+    def smaller(self, subject: Subject) -> bool:
+        """Whether a counterexample can be made smaller."""
+        return True
+
     def cut_front(self, request: Request, n: int) -> Request:
         """The request without its first n tokens."""
         return replace(request, prompt=request.prompt[n:])
@@ -155,7 +163,6 @@ def relation(kind: Callable[[], Relation]) -> Callable[[], Relation]:
 @relation
 class Replay(Relation):
     name, summary = "replay", "the same request once more"
-    reshapes = False
 
     def cases(self, of: Cases) -> Iterator[Request]:
         yield from of.some(of.requests)
@@ -231,12 +238,60 @@ class Batching(Relation):
 
 
 @relation
+class Client(Relation):
+    name, summary = "client", "several choices, streaming, a client's own request"
+    seeded = False  # a choice draws as the server likes
+    compared = 0.1  # a request without a seed is answered otherwise after its first token
+
+    def cases(self, of: Cases) -> Iterator[Request]:
+        yield from of.some(of.requests)
+
+    def requests(self, of: Cases) -> list[Request]:
+        return super().requests(of)[: 1 if of.like else None]
+
+    def sends(self, request: Request) -> int:
+        return 7
+
+    def refusal(self, subject: Subject) -> str:
+        if not subject.remote:
+            return "no server, and so no clients"
+        dialect = subject.engine.describe().fingerprint.get("dialect")
+        if dialect not in DIALECTS:
+            return f"a server of the kind {dialect} is not asked by /v1/completions"
+        return ""
+
+    def pairs(self, subject: Subject, request: Request) -> Iterator[Pair]:
+        client = subject.asked(request)
+        (plain,) = subject.choices(client)
+        whose = "as your request" if subject.like else f"after {len(client.prompt)} tokens"
+        yield Pair(request, plain, subject.choices(client)[0], f"sent again, {whose}")
+        n = client.choices
+        for streamed in subject.choices(client, stream=True):
+            yield Pair(request, plain, streamed, f"streamed, {whose}")
+        # raw logprobs are those of a prompt, whatever a request's sampling is
+        scores = "prefill" in subject.engine.describe().scores and subject.raw(client)
+        for at, choice in enumerate(subject.choices(client, n)):
+            where = f"as choice {at + 1} of {n}, {whose}"
+            yield Pair(request, plain, choice, where)
+            if scores:
+                again = subject.scored(client.prompt, choice.tokens)
+                yield Pair(request, choice, again, f"scored by prefill, {where}")
+        if subject.like:
+            for other in subject.crowd(client, _COPIES):
+                yield Pair(request, plain, other, f"among {_COPIES} copies at once, {whose}")
+
+    def smaller(self, subject: Subject) -> bool:
+        return subject.like is None
+
+
+@relation
 class PrefixCache(Relation):
     name, summary = "prefix-cache", "a prefix that is read from the prefix cache"
 
     def cases(self, of: Cases) -> Iterator[Request]:
         for row, shared in enumerate(of.lengths):
-            prompt = of.text(row, shared + 1 + 11 * row % 24)
+            # after a hit there is one token left to compute, or there are more
+            prompt = of.text(row, shared + 1 + (11 * row % 24 if row % 3 == 2 else 0))
             # the same blocks after another beginning are not the prompt's prefix
             swapped = (_unlike(prompt[0]), *prompt[1:])
             fill = (*prompt[:shared], _unlike(prompt[shared]))
@@ -261,12 +316,10 @@ class PrefixCache(Relation):
         plain, salt = subject.alone(request), subject.fill(request)
         shared, size = _shared(request), len(request.prompt)
         where = f"when {shared} of the prompt's {size} tokens are shared with an earlier request"
-        for again in ("", ", the second time"):
+        for how in (where, "when it is sent a second time under its salt"):
             other = subject.warm(request, salt)
-            cached = (
-                "" if other.cached is None else f", and {other.cached} were read from the cache"
-            )
-            yield Pair(request, plain, other, f"{where}{cached}{again}")
+            read = "" if other.cached is None else f", and {other.cached} were read from the cache"
+            yield Pair(request, plain, other, f"{how}{read}")
         if not subject.remote:
             return
         for again in ("", ", the second time"):
@@ -316,7 +369,6 @@ def _shared(request: Request) -> int:
 @relation
 class Order(Relation):
     name, summary = "order", "requests that were answered before, and time"
-    reshapes = False
 
     def cases(self, of: Cases) -> Iterator[Request]:
         requests = [*of.some(of.requests)]

@@ -40,9 +40,7 @@ from servanda.theory.stats.pit import log_densities
 
 DRAWS = "sampling"
 _AT_ONCE, _WIDTH = 16, 32  # requests of a round, and their new tokens at least
-_MOST = 8192  # tokens that are drawn in all
-# sampling parameters of which 1 changes nothing; of the others it is 0
-_ONE = ("temperature", "top_p", "typical_p", "repetition_penalty", "repeat_penalty")
+_LEAST, _MOST = 4096, 8192  # tokens that are drawn in all
 _OFF = 0.2  # of a temperature: a smaller error may go unnoticed
 
 
@@ -54,9 +52,7 @@ def draws(judge: Judge, cases: Cases) -> Finding:
     engine = judge.subject.engine
     if found.outcome != "holds" or not isinstance(engine, HTTPEngine):
         return found
-    defaults = engine.server.defaults or {}
-    told = {k: v for k, v in defaults.items() if v not in (-1, float(k in _ONE))}
-    if told:
+    if told := engine.server.fills_in:
         words = ", ".join(f"{name} {value:g}" for name, value in told.items())
         note = f"; the server says that a request which names no parameters gets {words}"
         return replace(found, answer=f"{found.answer}{note}")
@@ -92,7 +88,7 @@ def _drawn(judge: Judge, cases: Cases) -> Finding:
             why = f"the tokens do not follow the logprobs that are reported with them ({e})"
             return replace(known, outcome="violated", answer=why)
         off = _seen(seen, judge.alpha)
-        if off is not None and off <= _OFF + 1e-9:
+        if off is not None and off <= _OFF + 1e-9 and drawn >= _LEAST:
             why = f"as reported, with a temperature within {100 * off:.3g} % ({e})"
             return replace(known, outcome="holds", answer=why)
         e += f", rejected from {1 / judge.alpha:.0f}"
@@ -192,7 +188,7 @@ def expected(subject: Subject, cases: Cases, options: Options) -> dict[str, int]
     counts = {}
     for name in dict.fromkeys([*measured, *asked]):
         if name == DRAWS:
-            counts[name] = (2 if subject.remote else 1) * _MOST // (2 * _WIDTH)
+            counts[name] = (2 if subject.remote else 1) * _LEAST // _WIDTH
         elif name != UPDATE and not RELATIONS[name].refusal(subject):
             relation = RELATIONS[name]
             counts[name] = sum(relation.sends(one) for one in relation.requests(cases))

@@ -13,8 +13,10 @@ import numpy as np
 from servanda.contract.model import Kernel, Path
 from servanda.engines import Engine
 from servanda.engines.http import HTTPEngine
+from servanda.engines.http.dialects.base import BEST, TOP, without_sampling
 from servanda.engines.worker import spawn
 from servanda.errors import MeasurementError
+from servanda.runner.relations.client import ClientRequest
 from servanda.runner.relations.observation import Ids, Observation
 from servanda.theory.sampling import Sampling, uniforms
 from servanda.traces.trace import Batch
@@ -52,6 +54,7 @@ class Subject:
 
     Args:
         between: tokens of other requests that are sent after a cache is filled, before it is read.
+        like: the user's own request; None where there is none.
         sent: requests so far; last: the one that was sent last; longest: prompt that was answered.
         claimed: requests of which nothing can be cached, and how many cached tokens they claim.
     """
@@ -59,6 +62,7 @@ class Subject:
     kernel: Kernel
     engine: Engine
     between: int = 0
+    like: ClientRequest | None = None
     sent: int = 0
     last: Request | None = None
     longest: int = 0
@@ -95,8 +99,14 @@ class Subject:
         return self._cold([request.prompt, *request.others], request)
 
     def drawn(self, request: Request) -> list[Observation]:
-        """The same, and equal prompts have draws of their own."""
-        return self._cold([request.prompt, *request.others], request, alike=False)
+        """The same with longer lists, and equal prompts have draws of their own."""
+        if not isinstance(engine := self.engine, HTTPEngine):
+            return self._cold([request.prompt, *request.others], request, alike=False)
+        engine.best = TOP
+        try:
+            return self._cold([request.prompt, *request.others], request, alike=False)
+        finally:
+            engine.best = BEST
 
     def plain(self, request: Request) -> Observation:
         """The request alone, as a client sends it that knows no salts: a cache may be read."""
@@ -155,6 +165,35 @@ class Subject:
         if "decode" not in self.engine.describe().scores or self.remote:
             return self.alone(replace(request, width=1))
         return self.scored(request.prompt, (token,), "decode")
+
+    def asked(self, request: Request) -> ClientRequest:
+        """The user's own request, or one that names every parameter."""
+        assert isinstance(self.engine, HTTPEngine)
+        self.last = request
+        return self.like or ClientRequest.neutral(
+            self.engine, request.prompt, request.width, request.seed
+        )
+
+    def raw(self, client: ClientRequest) -> bool:
+        """Whether the logprobs of its answer are those before any sampling."""
+        assert isinstance(self.engine, HTTPEngine)
+        body, filled = client.fields, self.engine.server.fills_in
+        neutral = without_sampling(body) == body and filled == {}
+        return self.engine.meaning == "raw" or client is not self.like or neutral
+
+    def choices(
+        self, client: ClientRequest, n: int = 1, *, stream: bool = False
+    ) -> list[Observation]:
+        """Those of one reply to a client's request."""
+        assert isinstance(self.engine, HTTPEngine)
+        self.sent += 1
+        return client.answers(self.engine, n=n, stream=stream)
+
+    def crowd(self, client: ClientRequest, size: int) -> list[Observation]:
+        """Replies to a client's request that is sent several times at once."""
+        assert isinstance(self.engine, HTTPEngine)
+        self.sent += size
+        return client.crowd(self.engine, size)
 
     def close(self) -> None:
         self.engine.close()

@@ -26,6 +26,8 @@ Ids = tuple[int, ...]
 Mute = Literal["completions", "chats", "streamed chats"]
 
 BEST = 8  # top-k tokens of a drawn step: what the guard of the sampler reads
+# sampling parameters of which 1 changes nothing; of the others it is 0
+_ONE = ("temperature", "top_p", "typical_p", "repetition_penalty", "repeat_penalty")
 TOP = 20  # of a golden position; the most that vLLM gives unless it is told otherwise
 
 NEUTRAL = Sampling(temperature=1.0, top_k=None, top_p=1.0, min_p=0.0)
@@ -59,6 +61,13 @@ class Server:
     meaning: Meaning | None = None
     defaults: Mapping[str, float] | None = None
     facts: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def fills_in(self) -> dict[str, float] | None:
+        """Those of the defaults that change a draw."""
+        if self.defaults is None:
+            return None
+        return {k: v for k, v in self.defaults.items() if v not in (-1, float(k in _ONE))}
 
 
 @dataclass(frozen=True)
@@ -195,9 +204,9 @@ class Dialect(ABC):
 CHAT = {"messages": [{"role": "user", "content": "a"}]}
 
 
-def best_of(sampling: Sampling, server: Server) -> int:
+def best_of(sampling: Sampling, server: Server, best: int = BEST) -> int:
     """How many of the top-k tokens to ask for: a filter leaves no more than its top_k."""
-    most = [BEST, sampling.top_k or BEST, server.vocab_size or BEST, server.top or BEST]
+    most = [best, sampling.top_k or BEST, server.vocab_size or BEST, server.top or BEST]
     return min(most)
 
 
