@@ -46,10 +46,14 @@ class ClientRequest:
     prompt: Ids
 
     @classmethod
-    def neutral(cls, engine: HTTPEngine, prompt: Ids, width: int, seed: int) -> ClientRequest:
-        """A request that names every parameter."""
+    def made(cls, engine: HTTPEngine, prompt: Ids, width: int, seed: int) -> ClientRequest:
+        """A request that names every parameter, or a penalty, of which a server keeps counts."""
         sequence = SequenceRequest(prompt, width, NEUTRAL, seed, best=BEST)
-        return cls(request(sequence, engine.server)[1], prompt)
+        body = request(sequence, engine.server)[1]
+        ours = "kernel.engine" in engine.server.facts  # it has no penalties
+        if seed % 2 and engine.meaning == "raw" and not ours:
+            body = {**body, "presence_penalty": 0.5, "frequency_penalty": 0.5}
+        return cls(body, prompt)
 
     @classmethod
     def read(cls, path: Path, engine: HTTPEngine) -> ClientRequest:

@@ -244,7 +244,7 @@ class Judge:
         if not known.positions:
             why = "no logprob of the two answers belongs to the same token"
             return replace(known, answer=why, noise_nats=None, largest_nats=None)
-        bad = [pair for pair in pairs if self._broken(relation, pair, limit.red_nats)]
+        bad = [pair for pair in pairs if self._broken(pair, limit.red_nats)]
         if bad:
             return self._violated(relation, known, pairs, bad, limit, small)
         noise = known.noise_nats or 0.0
@@ -280,10 +280,10 @@ class Judge:
             largest_nats=max((d.largest for d in seen), default=None),
         )
 
-    def _broken(self, relation: Relation, pair: Pair, limit: float) -> bool:
+    def _broken(self, pair: Pair, limit: float) -> bool:
         """Whether a single pair violates the relation, however many others do not."""
         d = pair.difference
-        if relation.seeded and self.draws and d.other_token is not None:
+        if pair.seeded and self.draws and d.other_token is not None:
             return True
         return bool(d.unequal) if self.bitwise else d.noise > ODD * limit
 
@@ -301,9 +301,10 @@ class Judge:
         if known.positions < relation.compared * known.of:
             why = f"only {share} could be compared: other tokens are drawn"
             return replace(known, answer=why)
-        flips = sum(d.redrawn for d in seen)
-        if relation.seeded and self.draws and _too_many(flips, sum(d.flips for d in seen)):
-            why = f"other tokens are drawn in {flips} of {len(pairs)} answers, which differences "
+        drawn = [pair.difference for pair in pairs if pair.seeded and self.draws]
+        flips = sum(d.redrawn for d in drawn)
+        if _too_many(flips, sum(d.flips for d in drawn)):
+            why = f"other tokens are drawn in {flips} of {len(drawn)} answers, which differences "
             why += f"of {known.moved:.2g} in probability do not explain"
             return replace(known, outcome="violated", answer=why)
         answer = f"equal bit for bit: {known.requests} requests, {share}"
@@ -327,7 +328,7 @@ class Judge:
 
             def failing(request: Request) -> Pair | None:
                 found = relation.pairs(self.subject, request)
-                return next((pair for pair in found if self._fails(relation, pair, limit)), None)
+                return next((pair for pair in found if self._fails(pair, limit)), None)
 
             example = shrink(relation, first.request, lambda one: failing(one) is not None)
             first = failing(example) or first
@@ -351,8 +352,8 @@ class Judge:
             position=first.difference.position,
         )
 
-    def _fails(self, relation: Relation, pair: Pair, limit: Limit) -> bool:
-        return self._broken(relation, pair, limit.red_nats) or (
+    def _fails(self, pair: Pair, limit: Limit) -> bool:
+        return self._broken(pair, limit.red_nats) or (
             not self.bitwise and pair.difference.noise > limit.red_nats
         )
 

@@ -85,12 +85,14 @@ class Pair:
 
     Args:
         where: the circumstances of the second one, in words.
+        seeded: whether both draw by one seed.
     """
 
     request: Request
     plain: Observation
     other: Observation
     where: str
+    seeded: bool = True
 
     @cached_property
     def difference(self) -> Difference:
@@ -102,13 +104,11 @@ class Relation(ABC):
 
     Attributes:
         name: on the command line; summary: the change that must not change an answer.
-        seeded: whether both ways draw by the same seed.
         compared: the share of the tokens that has to be comparable at least.
     """
 
     name: str
     summary: str
-    seeded = True
     compared = 0.25
 
     @abstractmethod
@@ -175,7 +175,6 @@ class Replay(Relation):
 @relation
 class PrefillDecode(Relation):
     name, summary = "prefill-decode", "scoring the tokens that were generated"
-    seeded = False
 
     def cases(self, of: Cases) -> Iterator[Request]:
         yield from of.some(of.requests)
@@ -188,13 +187,13 @@ class PrefillDecode(Relation):
     def pairs(self, subject: Subject, request: Request) -> Iterator[Pair]:
         plain = subject.alone(request)
         where = f"by prefill, after a prompt of {len(request.prompt)} tokens"
-        yield Pair(request, plain, subject.scored(request.prompt, plain.tokens), where)
+        again = subject.scored(request.prompt, plain.tokens)
+        yield Pair(request, plain, again, where, seeded=False)
 
 
 @relation
 class PromptLength(Relation):
     name, summary = "prompt-length", "where the prompt ends and the answer begins"
-    seeded = False
 
     def cases(self, of: Cases) -> Iterator[Request]:
         for row, length in enumerate(of.lengths):
@@ -210,7 +209,7 @@ class PromptLength(Relation):
         where = f"as the first token after {n + 1} tokens of prompt, and as the second after {n}"
         # the token that is drawn now may be another one
         other = Observation((first, after.tokens[0]), ({}, after.logp[0]))
-        yield Pair(request, plain, other, where)
+        yield Pair(request, plain, other, where, seeded=False)
 
     def size(self, pair: Pair) -> int | None:
         return len(pair.request.prompt) + 1
@@ -240,7 +239,6 @@ class Batching(Relation):
 @relation
 class Client(Relation):
     name, summary = "client", "several choices, streaming, a client's own request"
-    seeded = False  # a choice draws as the server likes
     compared = 0.1  # a request without a seed is answered otherwise after its first token
 
     def cases(self, of: Cases) -> Iterator[Request]:
@@ -264,21 +262,25 @@ class Client(Relation):
         client = subject.asked(request)
         (plain,) = subject.choices(client)
         whose = "as your request" if subject.like else f"after {len(client.prompt)} tokens"
-        yield Pair(request, plain, subject.choices(client)[0], f"sent again, {whose}")
-        n = client.choices
+        fixed = client.fields.get("seed") is not None
+        again = subject.choices(client)[0]
+        yield Pair(request, plain, again, f"sent again, {whose}", fixed)
         for streamed in subject.choices(client, stream=True):
-            yield Pair(request, plain, streamed, f"streamed, {whose}")
+            yield Pair(request, plain, streamed, f"streamed, {whose}", fixed)
+        n = client.choices
         # raw logprobs are those of a prompt, whatever a request's sampling is
         scores = "prefill" in subject.engine.describe().scores and subject.raw(client)
         for at, choice in enumerate(subject.choices(client, n)):
             where = f"as choice {at + 1} of {n}, {whose}"
-            yield Pair(request, plain, choice, where)
+            yield Pair(request, plain, choice, where, seeded=False)
             if scores:
-                again = subject.scored(client.prompt, choice.tokens)
-                yield Pair(request, choice, again, f"scored by prefill, {where}")
+                scored = subject.scored(client.prompt, choice.tokens)
+                where = f"scored by prefill, {where}"
+                yield Pair(request, choice, scored, where, seeded=False)
         if subject.like:
             for other in subject.crowd(client, _COPIES):
-                yield Pair(request, plain, other, f"among {_COPIES} copies at once, {whose}")
+                where = f"among {_COPIES} copies at once, {whose}"
+                yield Pair(request, plain, other, where, fixed)
 
     def smaller(self, subject: Subject) -> bool:
         return subject.like is None
@@ -298,7 +300,7 @@ class PrefixCache(Relation):
             yield Request(prompt, of.width, (swapped, fill), of.seed + row)
 
     def sends(self, request: Request) -> int:
-        return 7 + len(request.others)
+        return 8 + len(request.others)
 
     def refusal(self, subject: Subject) -> str:
         facts = subject.engine.describe().fingerprint
@@ -328,9 +330,10 @@ class PrefixCache(Relation):
         if "prefill" in subject.engine.describe().scores and size > 1:
             text = (*request.prompt[1:], *plain.tokens)
             cold = subject.scored(request.prompt[:1], text)
+            subject.scored(request.prompt[:1], text[::-1])  # what a server keeps is of this one
             other = subject.scored(request.prompt[:1], text, salt=salt)
             where = f"when its {size} tokens of prompt are scored after they were cached"
-            yield Pair(request, cold, other, where)
+            yield Pair(request, cold, other, where, seeded=False)
 
     def size(self, pair: Pair) -> int | None:
         return _shared(pair.request)

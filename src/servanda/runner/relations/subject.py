@@ -170,7 +170,7 @@ class Subject:
         """The user's own request, or one that names every parameter."""
         assert isinstance(self.engine, HTTPEngine)
         self.last = request
-        return self.like or ClientRequest.neutral(
+        return self.like or ClientRequest.made(
             self.engine, request.prompt, request.width, request.seed
         )
 
