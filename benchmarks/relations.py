@@ -1,7 +1,8 @@
 """Healthy kernels compared with themselves: what `servanda relations` says, and how far they move.
 
 python -m benchmarks.relations --runs 20           writes benchmarks/measured/relations.jsonl
-python -m benchmarks.relations --show              prints the table
+python -m benchmarks.relations --servers           writes benchmarks/measured/relations_unseen.json
+python -m benchmarks.relations --show              prints the tables
 
 A healthy kernel differs by rounding alone.  The constants LEAST and MOST of
 `servanda.runner.relations.judge` are from these records.
@@ -11,11 +12,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
+import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from tests.field.unseen_servers import SERVERS, serve
 
 from benchmarks.experiment.tables import markdown
 from benchmarks.rules import share
@@ -29,6 +34,7 @@ from servanda.runner.relations.subject import Subject
 
 ROOT = Path(__file__).parents[1]
 MEASURED = ROOT / "benchmarks" / "measured" / "relations.jsonl"
+UNSEEN = ROOT / "benchmarks" / "measured" / "relations_unseen.json"
 FORMATS = (
     "float32",
     "float32,prefix_cache=16",
@@ -97,16 +103,55 @@ def table(rows: list[dict[str, Any]]) -> str:
     return markdown(head, lines)
 
 
+def asked() -> Iterator[dict[str, Any]]:
+    """The servers that were written before the first run, each with what the command says."""
+    for case in SERVERS:
+        with serve(case) as url:
+            words = [sys.executable, "-m", "servanda", "relations", url, "--quiet"]
+            done = subprocess.run([*words, "--format", "json"], capture_output=True, text=True)
+        outcomes = {r["relation"]: r["outcome"] for r in json.loads(done.stdout)["relations"]}
+        print(case.name, done.returncode, outcomes, flush=True)
+        yield {"name": case.name, "exit": done.returncode, "outcomes": outcomes}
+
+
+def servers(found: dict[str, list[dict[str, Any]]]) -> str:
+    """The unseen servers at the first run and now."""
+    lines, rates = [], []
+    for case in SERVERS:
+        cells = []
+        for when in ("first", "now"):
+            row = next(row for row in found[when] if row["name"] == case.name)
+            red = [name for name, outcome in row["outcomes"].items() if outcome == "violated"]
+            cells.append(", ".join(red) or ("holds" if row["exit"] == 0 else "inconclusive"))
+        lines.append((case.name, ", ".join(sorted(case.relations)) or "healthy", *cells))
+    for when in ("first", "now"):
+        right = {"fault": 0, "healthy": 0}
+        for case in SERVERS:
+            row = next(row for row in found[when] if row["name"] == case.name)
+            red = {name for name, outcome in row["outcomes"].items() if outcome == "violated"}
+            named = {"client" if name == "like" else name for name in case.relations}
+            right[case.kind] += bool(red & named) if case.kind == "fault" else row["exit"] == 0
+        rates += [(when, share(right["fault"], 20), share(right["healthy"], 20))]
+    head = ("server", "right relations", "first run", "now")
+    rate = markdown(("", "faults found by a right relation", "healthy servers that hold"), rates)
+    return rate + "\n\n" + markdown(head, lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=20, help="seeds of each model and format")
     parser.add_argument("--model", choices=MODELS)
+    parser.add_argument("--servers", action="store_true")
     parser.add_argument("--show", action="store_true")
     args = parser.parse_args()
     lines = MEASURED.read_text().splitlines() if MEASURED.exists() else []
     rows = [json.loads(line) for line in lines]
     if args.show:
-        print(table(rows))
+        print(table(rows), servers(json.loads(UNSEEN.read_text())), sep="\n\n")
+        return
+    if args.servers:
+        found = json.loads(UNSEEN.read_text())
+        UNSEEN.write_text(json.dumps({**found, "now": [*asked()]}, indent=1) + "\n")
         return
     done = {(row["kernel"], row["seed"]) for row in rows}
     for seed in range(args.runs):

@@ -336,7 +336,7 @@ def update_keeps_prefixes(folder, broken):
     command="servanda relations URL --only prefix-cache",
     state="caught",
     exit=1,
-    says="tokens are shared with an earlier request, and 8 were read from the cache",
+    says="✗ prefix-cache   violated",
 )
 def corrupt_prefixes(folder, broken):
     return related("prefix_cache=8", "prefix_hit:offset" if broken else "", "prefix-cache")
@@ -350,7 +350,7 @@ def corrupt_prefixes(folder, broken):
     command="servanda relations URL --only prefix-cache --between 1024",
     state="caught",
     exit=1,
-    says="tokens are shared with an earlier request, and 8 were read from the cache",
+    says="✗ prefix-cache   violated",
 )
 def wrong_in_the_second_tier(folder, broken):
     """Right as long as the prefix is in the first tier, of 64 blocks."""
@@ -365,7 +365,7 @@ def wrong_in_the_second_tier(folder, broken):
     command="servanda relations URL --only prefix-cache",
     state="caught",
     exit=1,
-    says="tokens are shared with an earlier request, and 16 were read from the cache",
+    says="✗ prefix-cache   violated",
 )
 def prefixes_of_other_texts(folder, broken):
     return related("prefix_cache=8", "prefix_hit:context" if broken else "", "prefix-cache")

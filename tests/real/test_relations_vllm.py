@@ -20,8 +20,8 @@ BLOCK = 32  # the smallest of vLLM on a CPU
 # fault -> the relation that finds it, and a part of its answer
 FAULTS = {
     "foreign_block": ("prefix-cache", "(those of 64 tokens or more)"),
-    "leaking_row": ("batching", "among 2 requests at once"),
-    "temperature_by_batch": ("batching", "among 2 requests at once"),
+    "leaking_row": ("batching", "requests at once"),
+    "temperature_by_batch": ("batching", "requests at once"),
     "lost_slot": ("prompt-length", "(those of 0 modulo 32 tokens, from 32 on)"),
 }
 

@@ -206,7 +206,7 @@ CHAT = {"messages": [{"role": "user", "content": "a"}]}
 
 def best_of(sampling: Sampling, server: Server, best: int = BEST) -> int:
     """How many of the top-k tokens to ask for: a filter leaves no more than its top_k."""
-    most = [best, sampling.top_k or BEST, server.vocab_size or BEST, server.top or BEST]
+    most = [best, sampling.top_k or best, server.vocab_size or best, server.top or BEST]
     return min(most)
 
 
