@@ -19,6 +19,7 @@ from servanda.contract.kernel_string import parse_kernel, shown
 from servanda.contract.model import Kernel
 from servanda.engines import engine_names
 from servanda.engines.http import HTTPEngine
+from servanda.engines.http.transport import StatusError
 from servanda.errors import ContractError, MeasurementError
 from servanda.report.format import duration
 from servanda.runner import run
@@ -29,8 +30,8 @@ from servanda.runner.probe import encoded
 from servanda.runner.relations.client import ClientRequest
 from servanda.runner.relations.judge import LEAST, Finding, Rounding
 from servanda.runner.relations.observation import Ids
-from servanda.runner.relations.relation import Cases
-from servanda.runner.relations.run import NAMES, Options, expected, relations
+from servanda.runner.relations.relation import MORE, Cases
+from servanda.runner.relations.run import NAMES, WIDTH, Options, expected, relations
 from servanda.runner.relations.subject import Request, Subject
 from servanda.theory.sampling import uniforms
 
@@ -38,6 +39,7 @@ _MARK = {"holds": "✓", "violated": "✗", "inconclusive": "?", "untestable": "
 _STATES = {"untestable": "not testable: ", "violated": "violated: "}
 _CROWD = 64  # requests that are sent to a server at once, unless its kernel string says how many
 _TEXTS = 64  # prompts of the file that are used
+_NO_ENDPOINT = (404, 405, 501)
 _IDS = 1000  # ids of a server that encodes no texts and does not tell its vocabulary
 
 
@@ -263,19 +265,28 @@ def _cases(
         given = Request(prompt_ids[0], max_new_tokens, prompt_ids[1:], seed)
     about = subject.engine.describe()
     if about.context is not None:
-        longest = max(2, min(longest, about.context - max_new_tokens - 2))
+        room = about.context - max(max_new_tokens, WIDTH) - MORE
+        longest = max(2, min(longest, room))
     largest = subject.kernel.batch_size
     if given is not None:
         texts: list[Ids] = [given.prompt]
-    elif about.encodes:
-        corpus = read_corpus(prompts or shipped(SHIPPED))
-        corpus = replace(corpus, prompts=corpus.prompts[:_TEXTS])
-        texts = [ids for ids in encoded(corpus, subject.engine) if ids]
-    else:
+    elif not (texts := _encoded(subject, prompts) if about.encodes else []):
         drawn = uniforms(seed, "prompt", 0, 8 * longest) * (about.vocab_size or _IDS)
         texts = [tuple(map(int, drawn))]
     own = subject.like is not None
     return Cases(texts, longest, max_new_tokens, requests, largest, seed, given, like=own)
+
+
+def _encoded(subject: Subject, prompts: Path | None) -> list[Ids]:
+    """The prompts as token ids; none of a server that encodes no texts."""
+    corpus = read_corpus(prompts or shipped(SHIPPED))
+    corpus = replace(corpus, prompts=corpus.prompts[:_TEXTS])
+    try:
+        return [ids for ids in encoded(corpus, subject.engine) if ids]
+    except StatusError as refused:
+        if prompts is None and refused.status in _NO_ENDPOINT:
+            return []
+        raise
 
 
 def _own(path: Path, subject: Subject) -> ClientRequest:

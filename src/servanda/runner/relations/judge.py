@@ -90,7 +90,7 @@ LEAST = {"float32": 2e-5, "16-bit": 0.01, "8-bit": 0.02, "4-bit": 0.03}
 MOST = {"float32": 1e-3, "16-bit": 0.15, "8-bit": 0.3, "4-bit": 0.4}
 TIMES = 2.0  # the limit, in units of the rounding
 _DENSE = 0.3  # float32 rounds nearly every logprob; a model in 16 bits may seldom show it
-ODD = 5.0  # times the limit: a request that rounding cannot explain
+ODD = 8.0  # times the limit: a request that rounding cannot explain
 
 
 @dataclass(frozen=True)

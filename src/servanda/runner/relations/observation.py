@@ -11,7 +11,10 @@ import numpy as np
 from servanda.traces.trace import Trace
 
 Ids = tuple[int, ...]
-_SURE = 0.02  # what a nat of noise moves in a distribution that is nearly certain, at least
+# what a nat of noise moves in a distribution that is nearly certain, at least: over many answers,
+# and in one, where a rare logprob may decide
+_SURE, _SURE_ALONE = 0.02, 0.1
+_MANY = 8
 
 
 @dataclass(frozen=True)
@@ -91,11 +94,8 @@ class Difference:
 
     @property
     def noise(self) -> float:
-        """Logit noise, nats, that would move the distributions as much.
-
-        Where one token has all of the probability, noise moves nothing, and nothing has a size.
-        """
-        return logit_noise([self])
+        """Logit noise, nats, that would move the distributions of this answer as much."""
+        return self.moved / max(self.given, _SURE_ALONE * self.positions) if self.moved else 0.0
 
     @property
     def position(self) -> int:
@@ -108,8 +108,12 @@ def logit_noise(differences: Sequence[Difference]) -> float:
     would move the distributions as far as these were moved.
 
     Distributions differ in how much noise moves them, so a mean distance alone says as much about
-    the prompts as about the kernel.
+    the prompts as about the kernel.  Of eight answers or more the one that moved most is left out:
+    a single one says nothing of the others.
     """
+    if len(differences) >= _MANY:
+        odd = max(range(len(differences)), key=lambda n: differences[n].moved)
+        differences = [d for n, d in enumerate(differences) if n != odd]
     moved, given = sum(d.moved for d in differences), sum(d.given for d in differences)
     positions = sum(d.positions for d in differences)
     return moved / max(given, _SURE * positions) if moved else 0.0

@@ -21,6 +21,7 @@ from servanda.traces.corpus import joined
 
 Unseen = Literal["", "untestable", "inconclusive"]
 BLOCKS = (8, 16, 32, 64, 256)  # sizes of blocks and tiles that servers use
+MORE = 24  # tokens by which a prompt is longer than what it shares, at most
 _COPIES = 8  # of a client's own request that are sent at once
 _AT_ONCE = 8_192  # tokens of one group of requests, at most
 
@@ -293,7 +294,8 @@ class PrefixCache(Relation):
     def cases(self, of: Cases) -> Iterator[Request]:
         for row, shared in enumerate(of.lengths):
             # after a hit there is one token left to compute, or there are more
-            prompt = of.text(row, shared + 1 + (11 * row % 24 if row % 3 == 2 else 0))
+            more = 11 * row % MORE if row % 3 == 2 else 0
+            prompt = of.text(row, shared + 1 + more)
             # the same blocks after another beginning are not the prompt's prefix
             swapped = (_unlike(prompt[0]), *prompt[1:])
             fill = (*prompt[:shared], _unlike(prompt[shared]))

@@ -39,7 +39,7 @@ from servanda.theory.stats.pit import log_densities
 
 
 DRAWS = "sampling"
-_AT_ONCE, _WIDTH = 16, 32  # requests of a round, and their new tokens at least
+_AT_ONCE, WIDTH = 16, 32  # requests of a round, and their new tokens at least
 _LEAST, _MOST = 4096, 8192  # tokens that are drawn in all
 _OFF = 0.2  # of a temperature: a smaller error may go unnoticed
 
@@ -73,7 +73,7 @@ def _drawn(judge: Judge, cases: Cases) -> Finding:
     drawn, known, off = 0, Finding(DRAWS, "inconclusive", "", alpha=judge.alpha), None
     some = [*cases.some(_AT_ONCE)] if cases.given is None else [cases.given]
     request = replace(some[0], others=tuple(one.prompt for one in some[1:]))
-    request = replace(request, width=max(cases.width, _WIDTH))
+    request = replace(request, width=max(cases.width, WIDTH))
     while drawn < _MOST:
         judge.watch(drawn, _MOST)
         seen += judge.subject.drawn(replace(request, seed=cases.seed + len(seen)))
@@ -188,7 +188,7 @@ def expected(subject: Subject, cases: Cases, options: Options) -> dict[str, int]
     counts = {}
     for name in dict.fromkeys([*measured, *asked]):
         if name == DRAWS:
-            counts[name] = (2 if subject.remote else 1) * _LEAST // _WIDTH
+            counts[name] = (2 if subject.remote else 1) * _LEAST // WIDTH
         elif name != UPDATE and not RELATIONS[name].refusal(subject):
             relation = RELATIONS[name]
             counts[name] = sum(relation.sends(one) for one in relation.requests(cases))

@@ -1,0 +1,48 @@
+# Real servers that were written before `servanda relations` was first run on them: some of them.
+# `python -m benchmarks.relations --servers` asks all of them.
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from servanda.cli.main import main
+
+pytest.importorskip("torch")
+pytest.importorskip("uvicorn")
+from tests.field.unseen_servers import SERVERS, serve
+
+SMALL = ("--longest", 66, "--requests", 4)
+# server -> the relation that is violated; "": all hold
+RIGHT = {
+    "float32": "",
+    "noisy": "",
+    "fork_without_copy": "client",
+    "token_from_slot": "prefix-cache",
+    "split_k_remainder": "batching",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RIGHT)
+def test_a_server_is_answered_as_it_was_written(name):
+    case = next(case for case in SERVERS if case.name == name)
+    only = RIGHT[name]
+    words = ("--only", only) if only else ()
+    with serve(case) as url:
+        asked = ("relations", url, *map(str, SMALL), *words, "--quiet", "--format", "json")
+        found = CliRunner().invoke(main, asked)
+    outcomes = {r["relation"]: r["outcome"] for r in json.loads(found.stdout)["relations"]}
+
+    if only:
+        assert found.exit_code == 1 and outcomes[only] == "violated", found.output
+    else:
+        assert found.exit_code == 0 and {*outcomes.values()} == {"holds", "untestable"}
+
+
+def test_each_case_says_what_is_right():
+    names = [case.name for case in SERVERS]
+    kinds = [case.kind for case in SERVERS]
+
+    assert len({*names}) == 40 and kinds.count("fault") == kinds.count("healthy") == 20
+    assert all(bool(case.relations) == (case.kind == "fault") for case in SERVERS)
