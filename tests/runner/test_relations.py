@@ -312,6 +312,8 @@ def test_a_limit_is_twice_the_rounding_that_other_relations_show(others, roundin
         ({"dtype": "bfloat16", "quantization": "w8a8"}, "8-bit"),
         ({"dtype": "bfloat16", "quantization": "nvfp4"}, "4-bit"),
         ({"dtype": "bfloat16", "kv_cache": "fp8_e4m3"}, "8-bit"),
+        ({"dtype": "bfloat16", "quantization": "int8_weight_only"}, "16-bit"),
+        ({"quantization": "w4a16_g128"}, "float32"),
     ],
 )
 def test_the_rounding_of_a_kernel_is_that_of_its_format(kernel, rounding):

@@ -247,19 +247,15 @@ class Judge:
         bad = [pair for pair in pairs if self._broken(pair, limit.red_nats)]
         if bad:
             return self._violated(relation, known, pairs, bad, limit, small)
-        noise = known.noise_nats or 0.0
+        noise = second = known.noise_nats or 0.0
         if noise > limit.nats and more is not None:
-            pairs = [*pairs, *(fresh := more())]
-            second = Measured.of(fresh).noise
+            fresh = more()
+            second, pairs = Measured.of(fresh).noise, [*pairs, *fresh]
             known = self._known(relation, pairs, limit)
-            if min(noise, second) > limit.red_nats:
-                bad = [pair for pair in pairs if pair.difference.noise > limit.red_nats]
-                return self._violated(relation, known, pairs, bad or pairs, limit, small)
-            noise = known.noise_nats or 0.0
-        elif noise > limit.red_nats:
+        if min(noise, second) > limit.red_nats:
             bad = [pair for pair in pairs if pair.difference.noise > limit.red_nats]
             return self._violated(relation, known, pairs, bad or pairs, limit, small)
-        if noise > limit.nats:
+        if (known.noise_nats or 0.0) > limit.nats:
             why = f"{_size(known)}; {limit.why}: name its number format by --rounding"
             return replace(known, answer=why)
         return self._held(relation, known, pairs, limit)

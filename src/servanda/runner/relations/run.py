@@ -146,6 +146,7 @@ REPLAY, ORDER, LENGTH, CACHE = "replay", "order", "prompt-length", "prefix-cache
 UPDATE = "update"
 NAMES = (*(name for name in RELATIONS if name != ORDER), DRAWS, UPDATE, ORDER)
 _REPLAYS = 3
+_WEIGHTS_ALONE = "weight_only|a16|int4_g"
 _FORMAT = ("dtype", "quantization", "kv_cache", "kv_cache_dtype")  # facts of a server
 
 
@@ -299,7 +300,8 @@ def rounding_of(subject: Subject) -> Rounding | None:
         if told[0] is None:
             return None
         dtype, formats = told[0], (*told[1:],)
-    text = " ".join(filter(None, formats))
+    # weights alone are rounded once, and then the same for every request
+    text = " ".join(name for name in formats if name and not re.search(_WEIGHTS_ALONE, name))
     if re.search("(int|fp|w|q)4", text):
         return "4-bit"
     if re.search("(int|fp|w|q)8", text):
