@@ -1,7 +1,7 @@
 """Healthy kernels compared with themselves: what `servanda relations` says, and how far they move.
 
 python -m benchmarks.relations --runs 20           writes benchmarks/measured/relations.jsonl
-python -m benchmarks.relations --servers           writes benchmarks/measured/relations_unseen.json
+python -m benchmarks.relations --servers           writes benchmarks/measured/relations_unseen.jsonl
 python -m benchmarks.relations --show              prints the tables
 
 A healthy kernel differs by rounding alone.  The constants LEAST and MOST of
@@ -34,7 +34,7 @@ from servanda.runner.relations.subject import Subject
 
 ROOT = Path(__file__).parents[1]
 MEASURED = ROOT / "benchmarks" / "measured" / "relations.jsonl"
-UNSEEN = ROOT / "benchmarks" / "measured" / "relations_unseen.json"
+UNSEEN = ROOT / "benchmarks" / "measured" / "relations_unseen.jsonl"
 FORMATS = (
     "float32",
     "float32,prefix_cache=16",
@@ -114,20 +114,21 @@ def asked() -> Iterator[dict[str, Any]]:
         yield {"name": case.name, "exit": done.returncode, "outcomes": outcomes}
 
 
-def servers(found: dict[str, list[dict[str, Any]]]) -> str:
+def servers(found: list[dict[str, Any]]) -> str:
     """The unseen servers at the first run and now."""
+    answers = {(row["when"], row["name"]): row for row in found}
     lines, rates = [], []
     for case in SERVERS:
         cells = []
         for when in ("first", "now"):
-            row = next(row for row in found[when] if row["name"] == case.name)
+            row = answers[when, case.name]
             red = [name for name, outcome in row["outcomes"].items() if outcome == "violated"]
             cells.append(", ".join(red) or ("holds" if row["exit"] == 0 else "inconclusive"))
         lines.append((case.name, ", ".join(sorted(case.relations)) or "healthy", *cells))
     for when in ("first", "now"):
         right = {"fault": 0, "healthy": 0}
         for case in SERVERS:
-            row = next(row for row in found[when] if row["name"] == case.name)
+            row = answers[when, case.name]
             red = {name for name, outcome in row["outcomes"].items() if outcome == "violated"}
             named = {"client" if name == "like" else name for name in case.relations}
             right[case.kind] += bool(red & named) if case.kind == "fault" else row["exit"] == 0
@@ -137,6 +138,10 @@ def servers(found: dict[str, list[dict[str, Any]]]) -> str:
     return rate + "\n\n" + markdown(head, lines)
 
 
+def _lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=20, help="seeds of each model and format")
@@ -144,14 +149,14 @@ def main() -> None:
     parser.add_argument("--servers", action="store_true")
     parser.add_argument("--show", action="store_true")
     args = parser.parse_args()
-    lines = MEASURED.read_text().splitlines() if MEASURED.exists() else []
-    rows = [json.loads(line) for line in lines]
+    rows = _lines(MEASURED)
     if args.show:
-        print(table(rows), servers(json.loads(UNSEEN.read_text())), sep="\n\n")
+        print(table(rows), servers(_lines(UNSEEN)), sep="\n\n")
         return
     if args.servers:
-        found = json.loads(UNSEEN.read_text())
-        UNSEEN.write_text(json.dumps({**found, "now": [*asked()]}, indent=1) + "\n")
+        kept = [row for row in _lines(UNSEEN) if row["when"] == "first"]
+        now = [{"when": "now", **row} for row in asked()]
+        UNSEEN.write_text("".join(json.dumps(row) + "\n" for row in (*kept, *now)))
         return
     done = {(row["kernel"], row["seed"]) for row in rows}
     for seed in range(args.runs):
