@@ -1,5 +1,6 @@
 # `servanda relations` on real servers: what is broken is found, and made small; what is not, holds.
 
+import itertools
 import json
 import math
 import shlex
@@ -19,6 +20,8 @@ from servanda.engines.http.dialects.base import NEUTRAL, SequenceRequest, Server
 from servanda.engines.http.dialects.llamacpp import LlamaCpp
 from servanda.engines.http.dialects.vllm import VLLM
 from servanda.engines.table import TableEngine
+from servanda.errors import ContractError
+from servanda.runner.relations.client import ClientRequest
 from servanda.runner.relations.judge import (
     LEAST,
     MOST,
@@ -26,6 +29,7 @@ from servanda.runner.relations.judge import (
     Judge,
     Limit,
     Measured,
+    _too_many,
     limit_of,
     shrink,
 )
@@ -151,11 +155,8 @@ def test_the_cache_is_not_said_to_hold_where_no_one_saw_a_hit():
         Pair(None, None, Observation((1,), ({1: -1.0},), cached), "") for cached in (None, 0, 16)
     )
 
-    assert [cache.unseen([one])[0] for one in (silent, cold, hit)] == [
-        "inconclusive",
-        "untestable",
-        "",
-    ]
+    states = [cache.unseen([one])[0] for one in (silent, cold, hit)]
+    assert states == ["inconclusive", "untestable", ""]
 
 
 @pytest.mark.slow
@@ -241,7 +242,7 @@ def test_lists_of_one_law_around_different_draws_do_not_differ(seed, spread, k, 
 
 @given(st.integers(0, 10**6), st.integers(1, 12), st.floats(0.01, 3))
 def test_the_distance_is_a_lower_bound_and_grows_to_the_whole_one(seed, k, size):
-    p, q = law(seed, 2), law(seed + 1, 2) * 0 + law(seed, 2) + size * law(seed + 1, 1)
+    p, q = law(seed, 2), law(seed, 2) + size * law(seed + 1, 1)
     q -= np.logaddexp.reduce(q)
     whole = np.abs(np.exp(p) - np.exp(q)).sum() / 2
     part, full = (difference(listed(p, n, 0), listed(q, n, 1)).moved for n in (k, 50))
@@ -417,6 +418,12 @@ def test_more_other_draws_than_the_differences_explain_are_a_violation():
     assert judged(pairs).outcome == "violated" and judged(few).outcome == "holds"
 
 
+def test_more_other_draws_than_expected_are_those_of_a_poisson_tail():
+    tail = pytest.importorskip("scipy.stats").poisson.sf
+    for found, expected in itertools.product(range(120), (0.0, 0.01, 0.5, 3.0, 40.0)):
+        assert _too_many(found, expected) == (found > 0 and tail(found - 1, expected) < 1e-4)
+
+
 def test_little_that_could_be_compared_is_undecided():
     row = listed(law(1, 2), 8, 0).logp[0]
     long = Observation((0,) * 8, (row,) * 8)
@@ -471,6 +478,26 @@ def test_what_cannot_be_read_is_refused_with_its_place(tmp_path):
     assert side.exit_code == 2 and "--side names a side of a contract" in side.stderr
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[1", "no JSON file of a request"),
+        ('{"max_tokens": 4}', "neither 'prompt' nor 'messages'"),
+        ('{"prompt": [[1, 2]]}', "neither a text nor a list of token ids"),
+        ('{"prompt": [1, 2], "max_tokens": "many"}', "'many' new tokens are asked for"),
+        ('{"prompt": [1, 2, 3, 4]}', "a prompt of 4 tokens, and the server has a context of 4"),
+    ],
+)
+def test_a_request_that_cannot_be_sent_is_refused_with_its_file(tmp_path, text, said):
+    path = tmp_path / "request.json"
+    path.write_text(text)
+    engine = SimpleNamespace(server=Server("m", context=4))
+
+    with pytest.raises(ContractError, match=said) as error:
+        ClientRequest.read(path, engine)
+    assert str(path) in str(error.value) and error.value.problems[0].hint
+
+
 def test_an_engine_without_a_prefix_cache_refuses_the_key(tmp_path):
     from servanda.engines import open_engine
     from servanda.errors import MeasurementError
@@ -521,7 +548,7 @@ def test_a_second_tier_of_the_cache_is_read_only_after_other_requests():
 @pytest.mark.parametrize(("near", "outcome"), [(1e-9, True), (-1e-9, False)])
 def test_draws_are_rejected_at_an_e_value_of_one_over_alpha(monkeypatch, near, outcome):
     seen = Observation((1,) * 9000, ({1: -0.1},) * 9000)
-    subject = SimpleNamespace(drawn=lambda _: [seen], engine=None)
+    subject = SimpleNamespace(drawn=lambda *_: [seen], engine=None)
     evidence = SimpleNamespace(n=9000, log_e=-math.log(0.0125) + near)
     monkeypatch.setattr("servanda.runner.relations.run._evidence", lambda *_: evidence)
     cases = SimpleNamespace(given=Request((1,), 1), seed=0, width=3)

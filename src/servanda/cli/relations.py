@@ -20,7 +20,7 @@ from servanda.contract.model import Kernel
 from servanda.engines import engine_names
 from servanda.engines.http import HTTPEngine
 from servanda.engines.http.transport import StatusError
-from servanda.errors import ContractError, MeasurementError
+from servanda.errors import ContractError
 from servanda.report.format import duration
 from servanda.runner import run
 from servanda.runner.compare.contract import SHIPPED, read_corpus, shipped
@@ -60,7 +60,7 @@ class _IdsType(click.ParamType):
     "--only",
     type=click.Choice(NAMES),
     multiple=True,
-    help="Test this relation, such as cache.  Repeatable.  [default: all]",
+    help="Test this relation, such as batching.  Repeatable.  [default: all]",
 )
 @click.option(
     "--limit",
@@ -160,9 +160,7 @@ def relations_command(
     engine's own rounding hold.  Give a URL, a kernel string, or a contract with --side.
     """
     if bitwise and limit is not None:
-        raise click.UsageError(
-            "--bitwise allows no difference, and --limit allows some: leave out one"
-        )
+        raise click.UsageError("--equal-bits allows no difference: leave out --limit")
     kernel = _kernel(what, side)
     options = Options(only, limit, bitwise, rounding, alpha, update)
     aside = format_ == "json"  # only the data goes to stdout then
@@ -293,10 +291,11 @@ def _own(path: Path, subject: Subject) -> ClientRequest:
     """The user's own request.
 
     Raises:
-        MeasurementError: no server, or no such request.
+        ContractError: no server, or no such request.
+        MeasurementError: the server makes no ids of it.
     """
     if not isinstance(subject.engine, HTTPEngine):
-        raise MeasurementError(
+        raise ContractError(
             "--like is a request to a server, and this kernel is none", hint="give a URL"
         )
     return ClientRequest.read(path, subject.engine)
@@ -352,7 +351,7 @@ def _data(
                 "relation": one.relation,
                 "outcome": one.outcome,
                 "answer": one.answer,
-                "cases": one.requests,
+                "answers": one.answers,
                 "tokens": one.positions,
                 "tokens_in_all": one.of,
                 "tv": one.moved,

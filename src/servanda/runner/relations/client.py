@@ -1,7 +1,7 @@
 # Requests to a server as its clients send them: their own fields, several choices, streamed.
 #
-# What measuring needs is added where it is absent: logprobs, and token ids.  Everything else that
-# a request does not name is left to the server.
+# What measuring reads is asked for: logprobs, and token ids.  Everything else that a request does
+# not name is left to the server.
 
 from __future__ import annotations
 
@@ -14,21 +14,20 @@ from pathlib import Path
 from typing import Any
 
 from servanda.engines.http import HTTPEngine
-from servanda.engines.http.dialects.base import BEST, NEUTRAL, SequenceRequest
+from servanda.engines.http.dialects.base import NEUTRAL, SequenceRequest, best_of
 from servanda.engines.http.dialects.openai import ENDPOINT, request
 from servanda.engines.http.responses import Part
 from servanda.engines.http.transport import StatusError
-from servanda.errors import MeasurementError
+from servanda.errors import ContractError
 from servanda.runner.relations.observation import Ids, Observation
 
 DIALECTS = ("vllm", "plain")  # those that are asked by /v1/completions
-_READ = {
-    "logprobs": BEST,
-    "return_token_ids": True,
-    "return_tokens_as_token_ids": True,
-}
-# of a chat, what has no place in a request of token ids
-_OF_CHATS = ("messages", "tools", "tool_choice", "top_logprobs", "max_completion_tokens")
+_READ = {"return_token_ids": True, "return_tokens_as_token_ids": True}
+# of a chat or a stream, what has no place in a request of token ids
+_LEFT_OUT = (
+    *("messages", "tools", "tool_choice", "top_logprobs", "max_completion_tokens"),
+    "stream_options",
+)
 _UNABLE = (400, 404, 422, 501)
 _WIDTH = 16  # new tokens of a request that names no number
 
@@ -47,8 +46,8 @@ class ClientRequest:
 
     @classmethod
     def made(cls, engine: HTTPEngine, prompt: Ids, width: int, seed: int) -> ClientRequest:
-        """A request that names every parameter, or a penalty, of which a server keeps counts."""
-        sequence = SequenceRequest(prompt, width, NEUTRAL, seed, best=BEST)
+        """A request that names every parameter, and penalties, of which a server keeps counts."""
+        sequence = SequenceRequest(prompt, width, NEUTRAL, seed)
         body = request(sequence, engine.server)[1]
         ours = "kernel.engine" in engine.server.facts  # it has no penalties
         if seed % 2 and engine.meaning == "raw" and not ours:
@@ -60,17 +59,18 @@ class ClientRequest:
         """The body of a request in a file: to /v1/completions, or to /v1/chat/completions.
 
         Raises:
-            MeasurementError: not such a body; no room for it; the server makes no ids of it.
+            ContractError: not such a body, or no room for it.
+            MeasurementError: the server makes no ids of it.
         """
         try:
             body = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise MeasurementError(
+            raise ContractError(
                 f"{path}: no JSON file of a request ({error})",
                 hint='{"prompt": "...", "max_tokens": 64, "temperature": 0.6}',
             ) from None
         if not isinstance(body, dict) or not {"prompt", "messages"} & body.keys():
-            raise MeasurementError(
+            raise ContractError(
                 f"{path}: neither 'prompt' nor 'messages': no body of a request to "
                 "/v1/completions or /v1/chat/completions",
                 hint="log the body that your client sends, and give that file",
@@ -85,22 +85,24 @@ class ClientRequest:
         if len(asked) > 1:
             ids = list(engine.transport.ask("/tokenize", asked)["tokens"].tokens(0))
         if not isinstance(ids, list) or not all(type(one) is int for one in ids) or not ids:
-            raise MeasurementError(
+            raise ContractError(
                 f"{path}: 'prompt' is neither a text nor a list of token ids",
-                hint="one request a file: leave the first prompt of a list",
+                hint="one request a file, with one prompt",
             )
         width = body.get("max_tokens") or body.get("max_completion_tokens") or _WIDTH
+        if type(width) is not int or width < 1:
+            raise ContractError(
+                f"{path}: {width!r} new tokens are asked for", hint="a number, such as 64"
+            )
         room = (engine.server.context or len(ids) + width) - len(ids)
         if room < 1:
-            raise MeasurementError(
+            raise ContractError(
                 f"{path}: a prompt of {len(ids)} tokens, and the server has a context of "
                 f"{engine.server.context}",
                 hint="give a shorter request",
             )
-        kept = {key: value for key, value in body.items() if key not in _OF_CHATS}
+        kept = {key: value for key, value in body.items() if key not in _LEFT_OUT}
         kept |= {"prompt": ids, "max_tokens": min(width, room), "model": engine.server.served}
-        if isinstance(kept.get("logprobs"), bool):
-            del kept["logprobs"]
         return cls(kept, tuple(ids))
 
     @property
@@ -118,9 +120,10 @@ class ClientRequest:
             raise
 
     def _answers(self, engine: HTTPEngine, n: int, stream: bool) -> list[Observation]:
-        body = {**_READ, **self.fields, "n": n, "stream": stream}
+        best = best_of(NEUTRAL, engine.server)
+        body = {**self.fields, **_READ, "logprobs": best, "n": n, "stream": stream}
         width = int(body["max_tokens"])
-        reading = SequenceRequest(self.prompt, width, NEUTRAL, 0, best=int(body["logprobs"]))
+        reading = SequenceRequest(self.prompt, width, NEUTRAL, 0, best=best)
         if stream:
             with closing(engine.transport.events(ENDPOINT, body, width)) as events:
                 reply = _whole([*events], engine.transport.url)

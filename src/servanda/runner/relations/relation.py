@@ -101,15 +101,14 @@ class Pair:
 
 
 class Relation(ABC):
-    """One relation.
+    """One change that must not change an answer.
 
     Attributes:
-        name: on the command line; summary: the change that must not change an answer.
+        name: on the command line.
         compared: the share of the tokens that has to be comparable at least.
     """
 
     name: str
-    summary: str
     compared = 0.25
 
     @abstractmethod
@@ -163,7 +162,7 @@ def relation(kind: Callable[[], Relation]) -> Callable[[], Relation]:
 
 @relation
 class Replay(Relation):
-    name, summary = "replay", "the same request once more"
+    name = "replay"
 
     def cases(self, of: Cases) -> Iterator[Request]:
         yield from of.some(of.requests)
@@ -175,7 +174,7 @@ class Replay(Relation):
 
 @relation
 class PrefillDecode(Relation):
-    name, summary = "prefill-decode", "scoring the tokens that were generated"
+    name = "prefill-decode"
 
     def cases(self, of: Cases) -> Iterator[Request]:
         yield from of.some(of.requests)
@@ -194,7 +193,9 @@ class PrefillDecode(Relation):
 
 @relation
 class PromptLength(Relation):
-    name, summary = "prompt-length", "where the prompt ends and the answer begins"
+    """Where the prompt ends and the answer begins."""
+
+    name = "prompt-length"
 
     def cases(self, of: Cases) -> Iterator[Request]:
         for row, length in enumerate(of.lengths):
@@ -218,7 +219,7 @@ class PromptLength(Relation):
 
 @relation
 class Batching(Relation):
-    name, summary = "batching", "requests that are sent at the same time"
+    name = "batching"
 
     def cases(self, of: Cases) -> Iterator[Request]:
         yield from of.groups()
@@ -239,7 +240,9 @@ class Batching(Relation):
 
 @relation
 class Client(Relation):
-    name, summary = "client", "several choices, streaming, a client's own request"
+    """Several choices, streaming, a client's own request."""
+
+    name = "client"
     compared = 0.1  # a request without a seed is answered otherwise after its first token
 
     def cases(self, of: Cases) -> Iterator[Request]:
@@ -289,7 +292,9 @@ class Client(Relation):
 
 @relation
 class PrefixCache(Relation):
-    name, summary = "prefix-cache", "a prefix that is read from the prefix cache"
+    """A prefix that is read from the prefix cache."""
+
+    name = "prefix-cache"
 
     def cases(self, of: Cases) -> Iterator[Request]:
         for row, shared in enumerate(of.lengths):
@@ -373,7 +378,9 @@ def _shared(request: Request) -> int:
 
 @relation
 class Order(Relation):
-    name, summary = "order", "requests that were answered before, and time"
+    """Requests that were answered before, and time."""
+
+    name = "order"
 
     def cases(self, of: Cases) -> Iterator[Request]:
         requests = [*of.some(of.requests)]

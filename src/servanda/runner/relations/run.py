@@ -15,14 +15,7 @@ from servanda.engines.http import HTTPEngine
 from servanda.engines.http.transport import StatusError
 from servanda.errors import MeasurementError
 from servanda.judgement.clauses.fidelity import positions_of
-from servanda.runner.relations.judge import (
-    Finding,
-    Judge,
-    Limit,
-    Measured,
-    Rounding,
-    limit_of,
-)
+from servanda.runner.relations.judge import Finding, Judge, Limit, Measured, Rounding, limit_of
 from servanda.runner.relations.observation import Observation
 from servanda.runner.relations.relation import RELATIONS, Cases, Pair
 from servanda.runner.relations.subject import Request, Subject
@@ -56,11 +49,7 @@ def draws(judge: Judge, cases: Cases) -> Finding:
         words = ", ".join(f"{name} {value:g}" for name, value in told.items())
         note = f"; the server says that a request which names no parameters gets {words}"
         return replace(found, answer=f"{found.answer}{note}")
-    engine.unnamed = True
-    try:
-        bare = _drawn(judge, replace(cases, seed=cases.seed + 1))
-    finally:
-        engine.unnamed = False
+    bare = _drawn(judge, replace(cases, seed=cases.seed + 1), named=False)
     if bare.outcome == "holds":
         return replace(found, answer=f"{found.answer}; the same where a request names none")
     says = "no defaults" if engine.server.defaults is None else "neutral defaults"
@@ -68,7 +57,7 @@ def draws(judge: Judge, cases: Cases) -> Finding:
     return replace(bare, answer=why)
 
 
-def _drawn(judge: Judge, cases: Cases) -> Finding:
+def _drawn(judge: Judge, cases: Cases, named: bool = True) -> Finding:
     seen: list[Observation] = []
     drawn, known, off = 0, Finding(DRAWS, "inconclusive", "", alpha=judge.alpha), None
     some = [*cases.some(_AT_ONCE)] if cases.given is None else [cases.given]
@@ -76,13 +65,13 @@ def _drawn(judge: Judge, cases: Cases) -> Finding:
     request = replace(request, width=max(cases.width, WIDTH))
     while drawn < _MOST:
         judge.watch(drawn, _MOST)
-        seen += judge.subject.drawn(replace(request, seed=cases.seed + len(seen)))
+        seen += judge.subject.drawn(replace(request, seed=cases.seed + len(seen)), named)
         drawn = sum(len(one.tokens) for one in seen)
         evidence = _evidence(seen, cases.seed)
         if evidence is None or not evidence.n:
             why = "the kernel reports no likeliest tokens, and no ranks, beside those that it draws"
             return Finding(DRAWS, "untestable", why)
-        known = replace(known, requests=len(seen), positions=evidence.n)
+        known = replace(known, answers=len(seen), positions=evidence.n)
         e = f"e-value {math.exp(min(evidence.log_e, 700.0)):.2g} over {evidence.n:,} tokens"
         if evidence.log_e >= log_price(judge.alpha):
             why = f"the tokens do not follow the logprobs that are reported with them ({e})"
@@ -323,7 +312,7 @@ def _of_error(subject: Subject, name: str, error: MeasurementError) -> Finding:
     answer = f"a request of {len(request.prompt)} tokens with a seed{others}; prompts of up to "
     answer += f"{subject.longest} tokens were answered before"
     what = "the server stopped at" if stopped else f"{error.problems[0].message}, at"
-    return Finding(name, "violated", f"{what} {answer}", requests=1, example=request)
+    return Finding(name, "violated", f"{what} {answer}", answers=1, example=request)
 
 
 def _update(

@@ -83,6 +83,11 @@ class Subject:
     def remote(self) -> bool:
         return self.kernel.url is not None
 
+    @property
+    def _server(self) -> HTTPEngine:
+        assert isinstance(self.engine, HTTPEngine)
+        return self.engine
+
     def answer(self, request: Request) -> Observation:
         """The request alone, of which nothing is cached."""
         return self._cold([request.prompt], request)[0]
@@ -98,19 +103,24 @@ class Subject:
         """The request and the others, sent at once."""
         return self._cold([request.prompt, *request.others], request)
 
-    def drawn(self, request: Request) -> list[Observation]:
-        """The same with longer lists, and equal prompts have draws of their own."""
+    def drawn(self, request: Request, named: bool = True) -> list[Observation]:
+        """The same with longer lists, and equal prompts have draws of their own.
+
+        Args:
+            named: whether requests to a server name the sampling.
+        """
+        prompts = [request.prompt, *request.others]
         if not isinstance(engine := self.engine, HTTPEngine):
-            return self._cold([request.prompt, *request.others], request, alike=False)
-        engine.best = TOP
+            return self._cold(prompts, request, alike=False)
+        engine.best, engine.unnamed = TOP, not named
         try:
-            return self._cold([request.prompt, *request.others], request, alike=False)
+            return self._cold(prompts, request, alike=False)
         finally:
-            engine.best = BEST
+            engine.best, engine.unnamed = BEST, False
 
     def plain(self, request: Request) -> Observation:
         """The request alone, as a client sends it that knows no salts: a cache may be read."""
-        return self._send([request.prompt], request, salt="", warm=True)[0]
+        return self._send([request.prompt], request, salts=(), warm=True)[0]
 
     def after(self, request: Request) -> Observation:
         """The request after the others, one at a time."""
@@ -121,7 +131,7 @@ class Subject:
     def warm(self, request: Request, salt: str) -> Observation:
         """The request after others of the same salt: what they share with it is cached."""
         before = self._hits() if self.remote else None
-        found = self._send([request.prompt], request, salt=salt, warm=True)[0]
+        found = self._send([request.prompt], request, salts=(salt,), warm=True)[0]
         after = self._hits() if before is not None else None
         if found.cached is None and before is not None and after is not None:
             return replace(found, cached=int(after - before))
@@ -132,7 +142,7 @@ class Subject:
         salt = secrets.token_hex(16)
         for n, other in enumerate(request.others):
             # the first one computes all: what a cache without salts holds is of another run
-            self._send([other], replace(request, width=1), salt=salt, warm=n > 0)
+            self._send([other], replace(request, width=1), salts=(salt,), warm=n > 0)
         self._pass_by(request)
         return salt
 
@@ -168,32 +178,27 @@ class Subject:
 
     def asked(self, request: Request) -> ClientRequest:
         """The user's own request, or one that names every parameter."""
-        assert isinstance(self.engine, HTTPEngine)
         self.last = request
-        return self.like or ClientRequest.made(
-            self.engine, request.prompt, request.width, request.seed
-        )
+        of = request.prompt, request.width, request.seed
+        return self.like or ClientRequest.made(self._server, *of)
 
     def raw(self, client: ClientRequest) -> bool:
         """Whether the logprobs of its answer are those before any sampling."""
-        assert isinstance(self.engine, HTTPEngine)
-        body, filled = client.fields, self.engine.server.fills_in
-        neutral = without_sampling(body) == body and filled == {}
-        return self.engine.meaning == "raw" or client is not self.like or neutral
+        body, server = client.fields, self._server
+        neutral = without_sampling(body) == body and server.server.fills_in == {}
+        return server.meaning == "raw" or client is not self.like or neutral
 
     def choices(
         self, client: ClientRequest, n: int = 1, *, stream: bool = False
     ) -> list[Observation]:
         """Those of one reply to a client's request."""
-        assert isinstance(self.engine, HTTPEngine)
         self.sent += 1
-        return client.answers(self.engine, n=n, stream=stream)
+        return client.answers(self._server, n=n, stream=stream)
 
     def crowd(self, client: ClientRequest, size: int) -> list[Observation]:
         """Replies to a client's request that is sent several times at once."""
-        assert isinstance(self.engine, HTTPEngine)
         self.sent += size
-        return client.crowd(self.engine, size)
+        return client.crowd(self._server, size)
 
     def close(self) -> None:
         self.engine.close()
@@ -202,7 +207,8 @@ class Subject:
         self, prompts: Sequence[Ids], request: Request, *, alike: bool = True
     ) -> list[Observation]:
         """Answers of prompts that are sent at once, each under a salt of its own."""
-        found = self._send(prompts, request, salt=None, warm=False, alike=alike)
+        salts = tuple(secrets.token_hex(16) for _ in prompts)
+        found = self._send(prompts, request, salts=salts, warm=False, alike=alike)
         for prompt, one in zip(prompts, found, strict=True):
             if one.cached:
                 self.claimed[prompt] = one.cached
@@ -213,17 +219,16 @@ class Subject:
         prompts: Sequence[Ids],
         request: Request,
         *,
-        salt: str | None,
+        salts: tuple[str, ...],
         warm: bool,
         alike: bool = True,
     ) -> list[Observation]:
         """Answers of prompts that are sent at once.
 
         Args:
-            salt: None: each has one of its own; "": none has one.
+            salts: one of each prompt, or none.
             alike: whether equal prompts draw the same.
         """
-        salts = () if salt == "" else tuple(salt or secrets.token_hex(16) for _ in prompts)
         batch = Batch(
             tuple(map(_number, prompts)) if alike else tuple(range(len(prompts))),
             tuple(prompts),
@@ -254,8 +259,8 @@ class Subject:
 
     def _hits(self) -> float | None:
         """Tokens that vLLM says it has read from its prefix cache so far."""
-        assert isinstance(self.engine, HTTPEngine)
-        page = self.engine.transport.text("/metrics") if self.engine.dialect.name == "vllm" else ""
+        server = self._server
+        page = server.transport.text("/metrics") if server.dialect.name == "vllm" else ""
         found = _HITS.findall(page or "")
         return sum(map(float, found)) if found else None
 
