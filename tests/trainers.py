@@ -1,5 +1,6 @@
 # A trainer and its engine: shipped models after an update, checkpoints of them, and adapters.
 
+import os
 import shutil
 from pathlib import Path
 
@@ -27,16 +28,19 @@ KINDS = {
     "llama, with biases": ("tiny-lm", {"attention_bias": True, "mlp_bias": True}),
     "qwen3": ("tiny-qwen3", {}),
 }
+REAL = Path(os.environ.get("SERVANDA_REAL_MODEL", MODELS.parent / ".venvs/real-model")).absolute()
+FOLDERS = {kind: MODELS / name for kind, (name, _) in KINDS.items()} | {"SmolLM2": REAL / "float32"}
 
 
 def trainer(kind="llama", seed=0, moved=0.02):
-    """A shipped model in float32, each of its tensors moved a little."""
-    name, changes = KINDS[kind]
-    config = transformers.AutoConfig.from_pretrained(MODELS / name, **changes)
+    """A shipped model or the real one in float32, each of its tensors moved a little."""
+    _, changes = KINDS.get(kind, ("", {}))
+    folder = FOLDERS[kind]
+    config = transformers.AutoConfig.from_pretrained(folder, **changes)
     with torch.random.fork_rng(devices=[]), quiet():
         torch.manual_seed(seed)  # for what the checkpoint lacks
         model = transformers.AutoModelForCausalLM.from_pretrained(
-            MODELS / name, config=config, dtype=torch.float32, attn_implementation="eager"
+            folder, config=config, dtype=torch.float32, attn_implementation="eager"
         )
         with torch.no_grad():
             for weight in model.parameters():
@@ -54,8 +58,10 @@ def checkpoint(model, folder):
 
 
 def open_engine(folder, form="float32"):
+    """An engine in one of FORMATS, or of bfloat16 in another quantisation."""
     kernel = {"engine": "transformers", "model": str(folder), "batch_size": 16}
-    return TransformersEngine(Kernel(**kernel, **FORMATS[form]))
+    format_ = FORMATS.get(form, {"dtype": "bfloat16", "quantization": form})
+    return TransformersEngine(Kernel(**kernel, **format_))
 
 
 def score(engine, rows):

@@ -17,7 +17,7 @@ from servanda.rl.follow.follow import rows_of
 from servanda.rl.follow.sent_weights import SentWeights
 from servanda.rl.follow.stale_parts import StaleParts
 from servanda.rl.sync_drill.trainee import forward_logprobs
-from tests.trainers import KINDS, MODELS, adapt, open_engine, score, trainer
+from tests.trainers import FOLDERS, adapt, open_engine, score, trainer
 
 SEQUENCES, TOKENS = 16, 24  # of a batch of the training
 # engines that a sync of SYNC_FAULTS loads, with its value
@@ -42,22 +42,23 @@ class Run(NamedTuple):
     """A training run.
 
     Args:
-        kind: of model, as of tests.trainers.KINDS; form: of engine, as of FORMATS.
+        kind: of model, as of tests.trainers.FOLDERS.
         rate: the learning rate of AdamW.
         moved: how far the weights are from those of the checkpoint, in standard deviations of noise
             on each; at 0 they are numbers of bfloat16, as at the start of a real run.
         faults: of LOADED, each of an engine of its own.
+        quantised: engines that follow, each in a format that it rounds the weights to by itself.
         adapters: whether adapters are trained, and nothing else.
         parts: whether the trainer is also scored with each group of weights as at the start.
     """
 
     kind: str
-    form: str = "bfloat16"
     seed: int = 0
     steps: int = 6
     rate: float = 3e-6
     moved: float = 0.002
     faults: tuple = ()
+    quantised: tuple = ()
     adapters: bool = False
     parts: bool = False
 
@@ -67,7 +68,7 @@ class Scores(NamedTuple):
 
     Args:
         train: with the weights that are sent; exact: with its own ones.
-        engines: fault -> the engine's; "" follows.
+        engines: fault or format -> the engine's; "" and those of a format follow.
         parts: group -> the trainer's, with that group as at the start.
     """
 
@@ -77,7 +78,7 @@ class Scores(NamedTuple):
     parts: dict
 
     def engine(self, fault):
-        """The scores of an engine of LOADED or HELD, [K, R, T]."""
+        """The scores of an engine of LOADED, HELD or a format, [K, R, T]."""
         if fault in self.engines:
             return self.engines[fault]
         healthy = self.engines[""]
@@ -92,10 +93,11 @@ def scored(run):
     sent = SentWeights(module, "bfloat16")
     rows = rows_of(module, run.seed)
     engines, syncs = {}, []
-    for fault in ("", *run.faults):
-        engines[fault] = open_engine(MODELS / KINDS[run.kind][0], run.form)
-        WeightSync(module, engines[fault])()  # both sides start with the same weights
-        syncs.append(sync_of(fault)(module, engines[fault]))
+    for name in ("", *run.faults, *run.quantised):
+        form = name if name in run.quantised else "bfloat16"
+        engines[name] = open_engine(FOLDERS[run.kind], form)
+        WeightSync(module, engines[name])()  # both sides start with the same weights
+        syncs.append(sync_of("" if name in run.quantised else name)(module, engines[name]))
     stale = StaleParts(module, sent) if run.parts else None
     train, exact, parts = [], [], []
     infer = {fault: [] for fault in engines}
@@ -157,7 +159,7 @@ def followed(scores, fault="", *, replicas=1, parts="", exact=False):
     """The results of a Follow on recorded scores, one per sync.
 
     Args:
-        fault: of LOADED or HELD; of several replicas only the last one has it.
+        fault: of LOADED, HELD or a format; of several replicas only the last one has it.
         parts: "violated" or "always": when the effects of groups are asked for.
         exact: whether the trainer is scored with its own weights instead of those that are sent.
     """

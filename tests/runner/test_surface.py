@@ -243,5 +243,6 @@ def test_selftest_holds_and_finds_what_is_asked_of_it(tmp_path):
         result = CliRunner().invoke(main, ["tools", "selftest", *asked, "--quiet"])
     assert result.exit_code == 0, result.output
     told = result.output.splitlines()
-    assert [line[0] for line in told[1:4]] == ["✓", "✓", "✓"]
-    assert "violated by" in told[2] and "violated by" in told[3]
+    assert told[1].startswith("cost      3 parts, and of each: about ")
+    assert [line[0] for line in told[2:5]] == ["✓", "✓", "✓"]
+    assert "violated by" in told[3] and "violated by" in told[4]

@@ -10,10 +10,12 @@ from typing import Any
 
 import click
 
+from servanda.cli.cost_table import cost_line
 from servanda.cli.options import shared, show_json
 from servanda.cli.screen import watching
+from servanda.judgement.cost import Cost
 from servanda.report.format import count
-from servanda.runner.compare.selftest import SEQUENCES, SelftestCase, selftest
+from servanda.runner.compare.selftest import CASES, SEQUENCES, SelftestCase, selftest
 
 
 @click.command("selftest")
@@ -34,12 +36,18 @@ def selftest_command(
     aside = format_ == "json"  # only the data goes to stdout then
     say = partial(click.echo, err=aside)
     say(f"selftest  {url}" + (f", re-scored by {referee}" if referee else ""))
+
+    def expect(cost: Cost) -> None:
+        say(f"cost      {len(CASES)} parts, and of each: {cost_line(cost)}")
+
     rows: list[SelftestCase] = []
     with (
         tempfile.TemporaryDirectory(prefix="servanda-selftest-") as place,
         watching(quiet) as watch,
     ):
-        for row in selftest(url, Path(place), referee=referee, watch=watch, **options):
+        for row in selftest(
+            url, Path(place), referee=referee, watch=watch, expect=expect, **options
+        ):
             rows.append(row)
             by = f" by {', '.join(row.by)}" if row.by else ""
             outcome, tokens = f"{row.verdict.outcome}{by}", row.verdict.tokens

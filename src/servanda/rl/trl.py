@@ -165,8 +165,7 @@ class EngineFollow:
 
         module = module_of(trainer)
         Weights(module, copy=False)  # refuses a part of a module
-        exact = all(p.dtype.itemsize >= 4 for p in module.parameters())
-        self.follow = follow if isinstance(follow, Follow) else Follow(module, exact=exact)
+        self.follow = follow if isinstance(follow, Follow) else Follow(module)
         self.engine = trainee(trainer)
         self.train_scores = SentWeights(
             module, engine_dtype(trainer), lambda rows: exact_logprobs(module, rows)
@@ -204,7 +203,7 @@ def exact_logprobs(module: Any, rows: Any) -> Any:
 
 
 def engine_dtype(trainer: Any) -> str:
-    """The format that the engine rounds the weights to."""
+    """The format that weights are sent in; a quantised engine rounds them further."""
     draws = getattr(trainer, "rollout_func", None)
     if isinstance(draws, Rollouts):
         return str(draws.engine.kernel.dtype)

@@ -86,8 +86,6 @@ class Follow:
             tokens are drawn.
         limit: largest |slope - 1| of an engine that follows.
         confidence: that of all conclusions of the run together.
-        exact: whether the trainer scores in float32; if not, its rounding error is taken to be as
-            large as the difference of both sides at equal weights, and intervals are wider.
         every: number of updates between two observations by a trainer's hook, such as that of TRL.
         state: a file of JSON lines with the scores, which a restart continues.
         seed: seed of drawn probes.
@@ -104,7 +102,6 @@ class Follow:
         *,
         limit: float = _LIMIT,
         confidence: float = 0.95,
-        exact: bool = True,
         every: int = 1,
         state: str | Path | None = None,
         seed: int = 0,
@@ -115,7 +112,7 @@ class Follow:
         if every < 1:
             raise ContractError(f"every is {every!r}", hint="a number of updates, such as 1")
         self.probes, self.every = rows_of(probes, seed), every
-        self.limit, self.alpha, self.exact = limit, 1 - confidence, exact
+        self.limit, self.alpha = limit, 1 - confidence
         sizes = [len(row) - 1 for row in self.probes]
         self.start_U = np.cumsum([0, *sizes[:-1]])
         self.tokens = sum(sizes)
@@ -188,7 +185,6 @@ class Follow:
             shared(self.alpha, len(self._names)),
             self.limit,
             {name: self._flat(rows, f"part {name!r}") for name, rows in parts.items()},
-            self.exact,
         )
         return {name: question.about(name) for name in self._names}
 

@@ -14,6 +14,7 @@ import numpy as np
 from servanda.judgement.verdict import EXIT_CODES
 from servanda.report.cell_text import GLYPH
 from servanda.report.format import count
+from servanda.rl.follow.stale_rows import StaleRows, stale_rows
 from servanda.rl.sync_drill.response_slope import RESOLUTION
 from servanda.theory.sampling import Floats, Ints
 from servanda.theory.stats.alpha import look_alpha, shared
@@ -187,7 +188,7 @@ def passing(since: int, newest: int, kind: str) -> list[Rival]:
     """Rivals of a pattern in time that pass, or begin, within a window.
 
     Args:
-        kind: "late" or "dropped", the pattern; a late engine that began late is one, too.
+        kind: the cause that is asked about; of "late", one that began late is no such pattern.
     """
     looks = range(max(since, newest - STACKED), newest + 1)
 
@@ -243,6 +244,8 @@ class Window:
         start_U: index of the first token of each row.
         parts: group -> the trainer's scores at the newest sync, with this group as at the first
             sync, [N], nats.
+        floor_nats: the smallest root of the mean square of engine minus trainer over all syncs:
+            what the rounding of both sides does at equal weights.
     """
 
     kept: Mapping[int, Scores]
@@ -251,7 +254,7 @@ class Window:
     start_U: Ints
     replica: str
     parts: Mapping[str, Floats]
-    rounding_nats: float = 0.0
+    floor_nats: float = RESOLUTION
     stacked: int = STACKED
 
     def slope(self, first: Rival | str, second: Rival | str, alpha: float) -> Slope:
@@ -271,11 +274,27 @@ class Window:
             known_N = np.isfinite(x_KN + y_KN).all(axis=0)
             x_KN, y_KN = np.where(known_N, x_KN, 0.0), np.where(known_N, y_KN, 0.0)
             n = int(known_N.sum()) * len(looks)
-        found = _slope(x_KN, y_KN, self.start_U, alpha, n)
-        if not found.moved_nats:
-            return found
-        wider = 2 * (self.rounding_nats / found.moved_nats) ** 2
-        return replace(found, low=found.low - wider, high=found.high + wider)
+        return _slope(x_KN, y_KN, self.start_U, alpha, n)
+
+    @property
+    def explained(self) -> bool:
+        """Whether rounding explains all differences: both sides are no farther apart than then."""
+        newest = self._looks()
+        far = max((gap_nats(self.kept[look], self.replica) for look in newest), default=0.0)
+        return far <= _ROUNDING * self.floor_nats
+
+    def stale_rows(self) -> StaleRows | None:
+        """Rows that stay as they were at the reference; None without a later sync."""
+        looks = self._looks()
+        if not looks:
+            return None
+        start = self.kept[self.since]
+        x_KN = np.stack([self.kept[look].train_N for look in looks]) - start.train_N
+        y_KN = np.stack([self.kept[look].infer[self.replica] for look in looks])
+        y_KN -= start.infer[self.replica]
+        known_KN = np.isfinite(x_KN + y_KN)
+        x_KN, y_KN = np.where(known_KN, x_KN, 0.0), np.where(known_KN, y_KN, 0.0)
+        return stale_rows(x_KN, y_KN, self.start_U, self.floor_nats)
 
     def rest_nats(self, rival: Rival | str) -> float:
         """Root of the mean square of the engine's change that a rival leaves; NaN: unknown."""
@@ -313,6 +332,13 @@ class Window:
             return np.zeros_like(train_KN)
         before = self.kept[rival.held(self.since)].train_N
         return np.stack([self.kept[rival.held(look)].train_N for look in looks]) - before
+
+
+def gap_nats(scores: Scores, replica: str) -> float:
+    """Root of the mean square of engine minus trainer after a sync; infinite without scores."""
+    gap_N = scores.infer[replica] - scores.train_N
+    known = gap_N[np.isfinite(gap_N)]
+    return math.sqrt(float(np.mean(known**2))) if known.size else math.inf
 
 
 def _slope(x_KN: Floats, y_KN: Floats, start_U: Ints, alpha: float, n: int) -> Slope:
@@ -353,6 +379,8 @@ def refuted(
 
 Outcome = Literal["holds", "violated", "inconclusive", "error"]
 
+# how far apart both sides may be, in noise floors, by the rounding of healthy ones: of
+_ROUNDING = 1.25
 # what a cause may leave of the engine's change, in noise floors: that of two scores, and a quarter
 # more.  A mixture of two versions leaves more, if they differ by 1.2 noise floors or more.
 _FITS = 1.25 * math.sqrt(2)
@@ -362,7 +390,7 @@ _PASSING = 0.1  # share of alpha for patterns that pass within a window, at most
 _CYCLES = 4  # syncs after the reference that show a pattern in time
 
 NEVER, STOPPED, LATE, DROPPED = "never_synced", "stopped", "late", "dropped"
-SCALED, PARTS = "scaled", "part"
+SCALED, PARTS, ROWS = "scaled", "part", "part_of_rows"
 UNDECIDED, UNEXPLAINED = "undecided", "unexplained"
 
 
@@ -374,13 +402,15 @@ class ReplicaFollow:
         outcome: holds, violated, inconclusive or error.
         slope: of its change on the trainer's, over the syncs after `since`.
         since: version of the trainer at the reference sync; None: no slope yet.
-        cause: never_synced, stopped, late, dropped, scaled, part; undecided if several are left,
-            unexplained if none is; "" if it follows, or not enough is known.
-        detail: the syncs of `late`, the version of `stopped`, the group of `part`, the rivals that
-            are left of `undecided`.
+        cause: never_synced, stopped, late, dropped, scaled, part, part_of_rows; undecided if
+            several are left, unexplained if none is; "" if it follows, or not enough is known.
+        detail: the syncs of `late`, the version of `stopped`, the group of `part`, the rows of
+            `part_of_rows`, the rivals that are left of `undecided`.
         needs: further syncs until a decision, about; None: unknown, or decided.
         missing: tokens without a score of either side at this sync.
         again: two earlier syncs, if it follows again: the reference, and the first at which it did.
+        floor_nats: smallest root of the mean square of engine minus trainer at one sync.
+        explained: inconclusive, because the slope is not 1 and rounding may be the reason.
     """
 
     outcome: Outcome
@@ -391,6 +421,8 @@ class ReplicaFollow:
     needs: int | None = None
     missing: int = 0
     again: tuple[int, int] | None = None
+    floor_nats: float = math.nan
+    explained: bool = False
 
 
 @dataclass(frozen=True)
@@ -402,8 +434,6 @@ class Question:
         alpha: error probability of this engine over the whole run.
         limit: largest |slope - 1| of an engine that follows.
         parts: group -> the trainer's scores with this group as at the first sync, [N].
-        exact: whether the trainer's scores have no rounding error of their own; otherwise it is
-            taken to be as large as the noise floor.
     """
 
     kept: Mapping[int, Scores]
@@ -411,7 +441,6 @@ class Question:
     alpha: float
     limit: float
     parts: Mapping[str, Floats]
-    exact: bool = True
 
     def about(self, replica: str) -> ReplicaFollow:
         """The conclusion about a replica at the newest sync."""
@@ -423,15 +452,15 @@ class Question:
         if missing == train_N.size:
             return ReplicaFollow("error", missing=missing)
         known = [look for look, s in self.kept.items() if replica in s.infer]
-        floor = _floor(self.kept, replica)
-        rounding = 0.0 if self.exact else floor
+        floor = max(RESOLUTION, min(gap_nats(self.kept[look], replica) for look in known))
         windows = [
-            Window(self.kept, since, newest, self.start_U, replica, self.parts, rounding)
+            Window(self.kept, since, newest, self.start_U, replica, self.parts, floor)
             for since in ages(known, newest)
         ]
         if not windows:
             return ReplicaFollow("inconclusive", missing=missing)
-        return _Windows(self, windows, newest, missing).conclusion(floor)
+        found = _Windows(self, windows, newest, missing).conclusion()
+        return replace(found, floor_nats=floor)
 
 
 class _Windows:
@@ -440,7 +469,7 @@ class _Windows:
     ) -> None:
         self.question, self.windows, self.missing = question, windows, missing
         self.newest = newest
-        rivals = len(RIVALS) + MISSED + len(question.parts)
+        rivals = len(RIVALS) + MISSED + len(question.parts) + 1  # and rows that are stale
         # a true rival is excluded in no window and by no other, but for this probability
         was_red = any(windows[0].replica in s.violated for s in question.kept.values())
         share = shared(look_alpha(question.alpha, newest), len(windows))
@@ -463,22 +492,22 @@ class _Windows:
         parts = self.question.parts if window.since == 0 else ()
         return [*RIVALS[1:], *missed(self.newest, window.since), *parts]
 
-    def conclusion(self, floor: float) -> ReplicaFollow:
-        """Follows, or a cause, or undecided.
-
-        Args:
-            floor: the noise floor of this engine, nats.
-        """
+    def conclusion(self) -> ReplicaFollow:
+        """Follows, or a cause, or undecided."""
         limit = self.question.limit
-        red = [
+        outside = [
             window
             for window in self.windows
             if any(slope.excludes(1.0, limit) for slope in self.slopes[window.since].values())
         ]
+        red = [window for window in outside if not window.explained]
         if any(window in self.sound for window in red):
             if back := self._again():
                 return back
-            cause, detail, since = self._cause(red, floor)
+            cause, detail, since = self._cause(red)
+        else:
+            cause, detail, since = self._rows()
+        if cause:
             slope = self.slopes[since][self.frozen]
             return self._with("violated", slope, since, cause=cause, detail=detail)
         slopes = {window.since: self.slopes[window.since] for window in self.sound}
@@ -491,7 +520,8 @@ class _Windows:
         if excluded and inside:
             since = min(inside)
             return self._with("holds", slopes[since][self.frozen], since)
-        return self._with("inconclusive", slope, since, needs=self._needs(slope, since))
+        found = self._with("inconclusive", slope, since, needs=self._needs(slope, since))
+        return replace(found, explained=bool(outside))
 
     def _again(self) -> ReplicaFollow | None:
         """Follows again: at the last syncs, relative to one at which it was not violated."""
@@ -523,10 +553,25 @@ class _Windows:
         version = self.question.kept[since].version if known or cause else None
         return ReplicaFollow(outcome, slope, version, cause, detail, needs, self.missing)
 
-    def _cause(self, red: Sequence[Window], floor: float) -> tuple[str, str, int]:
+    def _rows(self) -> tuple[str, str, int]:
+        """(cause, detail, reference sync) of rows that are stale; empty texts if none are.
+
+        All rows of an engine that holds an earlier version for a while are stale at its syncs, so
+        no such pattern may fit.
+        """
+        for window in sorted(self.sound, key=lambda window: window.since):
+            rows, fits = window.stale_rows(), _FITS * window.floor_nats
+            if rows is None or rows.p >= self.alpha or rows.rest_nats > fits:
+                continue
+            others = [*self._of(window), *passing(window.since, self.newest, ROWS)]
+            if not any(window.rest_nats(other) <= fits for other in others):
+                return ROWS, str(rows), window.since
+        return "", "", 0
+
+    def _cause(self, red: Sequence[Window]) -> tuple[str, str, int]:
         """(cause, detail, reference sync): of the longest window in which one rival is left."""
         limit = self.question.limit
-        fits = _FITS * floor
+        fits = _FITS * red[0].floor_nats
         best = min(red, key=lambda window: _width(self.slopes[window.since][self.frozen]))
         several = ""
         for window in sorted(red, key=lambda window: window.since):
@@ -547,6 +592,9 @@ class _Windows:
                 return SCALED, "", window.since
             if window is best:
                 several = ", ".join(dict.fromkeys(map(_text, fitting)))
+        rows = self._rows()
+        if rows[0]:
+            return rows
         return (UNDECIDED, several, best.since) if several else (UNEXPLAINED, "", best.since)
 
     def _lasts(self, rival: Rival | str, cause: str, window: Window) -> bool:
@@ -597,14 +645,6 @@ def _text(rival: Rival | str) -> str:
 
 def _width(slope: Slope) -> float:
     return slope.high - slope.low
-
-
-def _floor(kept: Mapping[int, Scores], replica: str) -> float:
-    """The smallest root of the mean square of engine minus trainer, over the kept syncs, nats."""
-    gaps = [s.infer[replica] - s.train_N for s in kept.values() if replica in s.infer]
-    known = [gap_N[np.isfinite(gap_N)] for gap_N in gaps]
-    squares = (float(np.mean(gap_N**2)) for gap_N in known if gap_N.size)
-    return max(math.sqrt(min(squares, default=0.0)), RESOLUTION)
 
 
 def worst_of(replicas: Mapping[str, ReplicaFollow]) -> str:
@@ -750,11 +790,19 @@ class FollowStep:
                 f"  {self.numbers}; moved {found.slope.moved_nats:.2g} nats, unexplained "
                 f"{found.slope.rest_nats:.2g} nats, {self.tokens:,} tokens"
             )
+        if found.outcome in _ASSUMES:
+            lines.append(f"  assumes: {_ASSUMES[found.outcome]}")
         missing = sum(f.missing for f in self.replicas.values())
         if missing:
             lines.append(f"  {count(missing, 'score')} missing")
         lines += [f"  note: {note}" for note in self.notes]
         return "\n".join(lines)
+
+
+_ASSUMES: Mapping[Outcome, str] = {
+    "holds": "the rounding of a row is independent of that of other rows",
+    "violated": f"rounding is, at any load, at most {_ROUNDING:g} times that of the best sync",
+}
 
 
 def _sentence(found: ReplicaFollow) -> str:
@@ -765,6 +813,17 @@ def _sentence(found: ReplicaFollow) -> str:
     if found.outcome == "inconclusive":
         if not found.slope.moved_nats:
             return "the trainer's scores have not changed yet"
+        if found.explained:
+            return (
+                "undecided, for the engine may round by itself: both sides differ by "
+                f"{found.floor_nats:.2g} nats at equal weights, and the trainer has moved by "
+                f"{found.slope.moved_nats:.2g}"
+            )
+        if found.slope.rest_nats > _FITS * found.floor_nats:
+            return (
+                f"undecided: {found.slope.rest_nats:.2g} nats of the engine's change are not the "
+                f"trainer's, and rounding makes {found.floor_nats:.2g}"
+            )
         needs = "" if found.needs is None else f": about {count(found.needs, 'more sync')}"
         return f"not enough movement yet{needs}"
     return {
@@ -774,5 +833,6 @@ def _sentence(found: ReplicaFollow) -> str:
         DROPPED: "every other sync does not reach the engine",
         SCALED: f"the engine changes by {found.slope.value:.2f} times the trainer's change",
         PARTS: f"part of the weights does not reach the engine: {found.detail}",
+        ROWS: f"part of the rows is answered as at version {found.since}: {found.detail}",
         UNDECIDED: f"the engine does not follow; further syncs decide between: {found.detail}",
     }.get(found.cause, "the engine does not follow, and no known cause explains its scores")

@@ -302,7 +302,7 @@ def _follow(follow: _Follow | None) -> str:
     if slope is None or low is None or high is None or math.isinf(high):
         return f"follow {GLYPH[follow.outcome]} {follow.sentence}"
     numbers = f"{slope:.2f} [{low:.2f}, {high:.2f}]"
-    more = f": {follow.sentence}" if follow.outcome == "violated" else ""
+    more = f": {follow.sentence}" if follow.outcome != "holds" else ""
     return f"follow {GLYPH[follow.outcome]} {numbers}{more}"
 
 

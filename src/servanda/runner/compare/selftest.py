@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,17 @@ from servanda.contract.model import Kernel
 from servanda.engines import Engine
 from servanda.engines.http import HTTPEngine
 from servanda.engines.worker import spawn
+from servanda.judgement.cost import Cost
 from servanda.judgement.verdict import Verdict
 from servanda.runner import run
-from servanda.runner.compare.contract import CONTRACT, Comparison, Options, prepare
+from servanda.runner.compare.contract import (
+    CONTRACT,
+    Comparison,
+    Options,
+    costed,
+    plan_of,
+    prepare,
+)
 from servanda.runner.measurement import Watch
 from servanda.runner.probe import Engines
 from servanda.theory.sampling import Sampling
@@ -80,6 +88,7 @@ def selftest(
     max_new_tokens: int = 32,
     sequences: int = SEQUENCES,
     watch: Watch | None = None,
+    expect: Callable[[Cost], None] | None = None,
 ) -> Iterator[SelftestCase]:
     """The cases, each as soon as it is decided.
 
@@ -87,6 +96,7 @@ def selftest(
         url: kernel string of the server.
         folder: folder for measurements; the caller removes it.
         referee: kernel string of the reference scorer; default: the server itself if it can score.
+        expect: called with the cost of one case, before the first.
 
     Raises:
         ContractError: an invalid kernel string.
@@ -106,6 +116,8 @@ def selftest(
         )
         with Engines(spawn) as engines:
             comparison = prepare(options, engines)
+            if expect is not None and number == 0:
+                expect(costed(plan_of(comparison), engines, watch=watch))
         yield SelftestCase(case, not change, _decided(comparison, change, watch))
 
 
