@@ -7,7 +7,8 @@ pytest.importorskip("transformers")
 
 from tests.rl.follow_faults import CAUSES, HELD, Run, followed, kept
 
-RUN = Run("qwen3", rate=3e-5)
+QUANTISED = ("fp8_block", "w8a8", "nvfp4")
+RUN = Run("qwen3", rate=3e-5, quantised=QUANTISED)
 
 
 @pytest.mark.slow
@@ -46,3 +47,16 @@ def test_an_engine_cannot_follow_less_than_its_rounding_and_the_sent_weights_sho
 
     assert blind[-1].slope < 0.5
     assert not any(step.outcome == "violated" for step in told)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", QUANTISED)
+def test_a_quantised_engine_is_not_violated_and_one_that_stands_still_is(form):
+    scores = kept(RUN)
+
+    steps = followed(scores, form, exact=True)
+    still = followed(scores._replace(engines={"": scores.engine(form)}), "never_synced", exact=True)
+
+    assert not any(step.outcome == "violated" for step in steps)
+    small = still[-1].worst.slope.moved_nats < 0.75 * still[-1].worst.floor_nats  # NVFP4
+    assert still[-1].cause == ("" if small else "never_synced")
