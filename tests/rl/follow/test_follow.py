@@ -252,6 +252,18 @@ def test_rows_that_are_answered_as_before_every_sync_are_named(name, seed):
     assert causes(steps) <= {"part_of_rows", "unexplained", "undecided"}
 
 
+def test_rows_that_follow_again_are_believed():
+    walk = Walk(looks=32)
+    stale, healthy = walk.engine(HELD["never_synced"]), walk.engine(HELD[""])
+    rows = np.arange(ROWS)[:, None] % 10 < 3
+    engine = [np.where(rows & (k < 14), stale[k], healthy[k]) for k in range(32)]
+
+    steps = walk.follow(engine)
+
+    assert steps[13].cause == "part_of_rows" and steps[-1].outcome == "holds"
+    assert any("engine follows again since version" in n for s in steps for n in s.notes)
+
+
 @pytest.mark.parametrize("values", [[-1, -1, 2, 0], [3, -1, -2, -2, 1], [-1] * 9, [0, 0], [2]])
 def test_the_probability_of_signs_is_that_of_enumeration(values):
     sizes = [abs(v) for v in values if v]
