@@ -57,9 +57,9 @@ def checkpoint(model, folder):
     return folder
 
 
-def open_engine(folder, form="float32"):
+def open_engine(folder, form="float32", rows=16):
     """An engine in one of FORMATS, or of bfloat16 in another quantisation."""
-    kernel = {"engine": "transformers", "model": str(folder), "batch_size": 16}
+    kernel = {"engine": "transformers", "model": str(folder), "batch_size": rows}
     format_ = FORMATS.get(form, {"dtype": "bfloat16", "quantization": form})
     return TransformersEngine(Kernel(**kernel, **format_))
 

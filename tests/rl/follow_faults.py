@@ -95,7 +95,7 @@ def scored(run):
     engines, syncs = {}, []
     for name in ("", *run.faults, *run.quantised):
         form = name if name in run.quantised else "bfloat16"
-        engines[name] = open_engine(FOLDERS[run.kind], form)
+        engines[name] = open_engine(FOLDERS[run.kind], form, rows=64)
         WeightSync(module, engines[name])()  # both sides start with the same weights
         syncs.append(sync_of("" if name in run.quantised else name)(module, engines[name]))
     stale = StaleParts(module, sent) if run.parts else None
