@@ -149,7 +149,7 @@ def diagnosis(drill: Drilled) -> str:
     """The diagnosis on record, in the words that the preflight sync test prints today."""
     if not drill.cause:
         (groups,) = re.findall(r"all (\d+) groups", drill.sentence)
-        return f"every trained weight reaches the engine: all {groups} groups are synced"
+        return f"all {groups} groups of weights are synced"
     details = re.search(r": .*" if drill.cause == "scaled" else r" \(.*", drill.sentence)
     return CAUSES[drill.cause] + (details[0] if details else "")
 

@@ -37,7 +37,7 @@ def test_pictures_are_well_formed_and_small(written):
 def test_a_diagnosis_on_record_is_shown_in_todays_words():
     said = {drill.fault: sections.diagnosis(drill) for drill in read_drills()}
 
-    assert said["healthy"] == "every trained weight reaches the engine: all 12 groups are synced"
+    assert said["healthy"] == "all 12 groups of weights are synced"
     assert said["one_mlp"].endswith("never reaches the engine (1 of 12 groups: layers.1.mlp)")
     assert "(1 sync later) (12 of 12 groups: " in said["late"]
     assert said["scaled"].startswith("weights reach the engine multiplied by a factor: mlp.")

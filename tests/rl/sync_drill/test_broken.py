@@ -11,6 +11,7 @@ from servanda.rl.sync_drill.trainee import Trainee  # noqa: E402
 from tests.rl.served_weights import small_model  # noqa: E402
 from tests.rl.sync_drill.broken import (  # noqa: E402
     Copies,
+    differences,
     late,
     load,
     swapped,
@@ -51,7 +52,8 @@ OTHERS = {
     "even ones dropped": (unless(lambda n: n % 2 == 0), {}, "dropped", ALL - {"norms.norm"}),
     "odd ones dropped": (unless(lambda n: n % 2 == 1), {}, "dropped", ALL - {"norms.norm"}),
     "it stops": (unless(lambda n: n > 6), {}, "stopped", {"layers.1.attn", "layers.1.mlp"}),
-    "the last one is dropped": (unless(lambda n: n == 9), {}, "dropped", set()),
+    "the last one is dropped": (unless(lambda n: n == 13), {}, "dropped", set()),
+    "one of few values is dropped": (unless(lambda n: n == 11), {}, "dropped", set()),
     "one replica of two": (lambda e: load(e, only=[0]), {"replicas": 2}, "stale_replicas", ALL),
     "one of three": (lambda e: load(e, only=[0, 2]), {"replicas": 3}, "stale_replicas", ALL),
     "one of two by call": (
@@ -172,11 +174,24 @@ def test_what_no_fault_explains_is_called_unexplained_with_what_was_measured():
 
 
 def test_an_engine_that_keeps_weights_of_the_drill_is_a_violation_that_says_so():
-    result = drilled(unless(lambda n: n >= 9))
+    result = drilled(unless(lambda n: n >= 13))
 
     assert (result.outcome, result.exit_code, result.cause) == ("violated", 1, "not_returned")
     assert not result.back and result.returned > 0
     assert "ENGINE NOT AS BEFORE" in str(result) and "engine not as before" in str(result)
+
+
+@pytest.mark.parametrize("off", [0, 1])
+def test_an_update_of_few_values_that_is_written_elsewhere_is_found(off):
+    take = differences(place=lambda k, share: k + off * (share < 0.1))
+
+    result = drilled(take, layers=8)
+
+    assert result.cause == ("sparse_updates" if off else "")
+    assert [update.mark for update in result.updates] == ["violated"] if off else ["holds"] * 3
+    assert ("0.5 % of the values" in result.sentence) == bool(off)
+    if not off:
+        assert result.sentence.endswith("synced, and updates of 0.5, 1, 5 % of the values")
 
 
 def test_two_copies_that_answer_by_turns_are_no_noise():

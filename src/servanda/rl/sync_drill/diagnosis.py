@@ -33,6 +33,8 @@ CAUSES: dict[str, str] = {
     "one_layer": "one layer never reaches the engine",
     "one_mlp": "the MLP of one layer never reaches the engine",
     "one_attention": "the attention of one layer never reaches the engine",
+    "sparse_updates": "updates of few values do not arrive as they are sent, though whole tensors "
+    "do",
     "norms_stale": "the scales of norms never reach the engine",
     "scaled": "weights reach the engine multiplied by a factor",
     "wrong_cast": "weights lose precision on their way to the engine",

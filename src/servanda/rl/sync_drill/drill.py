@@ -38,6 +38,7 @@ from servanda.rl.sync_drill.result import (
 )
 from servanda.rl.sync_drill.sides import Sides, error_line, with_state
 from servanda.rl.sync_drill.signals import TIMEOUT_S, Alarm, Terminated, TimeLimit
+from servanda.rl.sync_drill.sparse_update import sparse_updates
 from servanda.rl.sync_drill.stream import StreamNames
 from servanda.rl.sync_drill.trainee import Trainee, modes_kept, probes
 from servanda.rl.sync_drill.trainer_response import Trials, cast_of
@@ -61,6 +62,7 @@ def conclude(
     tokens: int,
     seconds: float,
     unprobed: int | None,
+    updates: Sequence[Response] = (),
     stream: StreamNames | None = None,
 ) -> Preflight:
     """Judge the measurements; the arguments are those of Preflight.
@@ -75,10 +77,12 @@ def conclude(
     if stream and stream.misplaced and cause in ("sync_moves", "unfaithful"):
         cause = "misplaced"
     back = returned <= baseline.near
+    if not cause and any(update.mark == "violated" for update in updates):
+        cause = "dropped" if updates[-1].late else "sparse_updates"
     if not cause and back_late:
         cause = "dropped" if back else "not_returned"
     unseen = [group.name for group in groups if group.mark == "unseen"]
-    shaky = [group.name for group in groups if group.mark == "warns"]
+    shaky = [each.name for each in (*groups, *updates) if each.mark == "warns"]
     outcome: Outcome = "violated" if cause else "holds"
     # noise that hardly changes the trainer is no evidence, also not against synced groups
     if not cause and (unseen or shaky or poison.mark == "violated"):
@@ -86,12 +90,13 @@ def conclude(
     return Preflight(
         outcome=outcome,
         cause=cause,
-        sentence=_violated(cause, baseline, poison, groups, back_late)
+        sentence=_violated(cause, baseline, poison, groups, updates, back_late)
         if cause
-        else _not_violated(outcome, groups, unseen, shaky),
+        else _not_violated(outcome, groups, updates, unseen, shaky),
         found=baseline,
         poison=poison,
         groups=tuple(groups),
+        updates=tuple(updates),
         returned=returned,
         back=back,
         back_late=back_late,
@@ -105,10 +110,16 @@ def conclude(
 
 
 def _not_violated(
-    outcome: Outcome, groups: Sequence[Response], unseen: Sequence[str], shaky: Sequence[str]
+    outcome: Outcome,
+    groups: Sequence[Response],
+    updates: Sequence[Response],
+    unseen: Sequence[str],
+    shaky: Sequence[str],
 ) -> str:
     if outcome == "holds":
-        return f"every trained weight reaches the engine: all {len(groups)} groups are synced"
+        few = ", ".join(update.name.partition(" ")[0] for update in updates)
+        shares = f", and updates of {few} % of the values" if updates else ""
+        return f"all {len(groups)} groups of weights are synced{shares}"
     if unseen:
         which = f"{len(unseen)} of {count(len(groups), 'group')}"
         return f"{which} cannot be judged, they hardly change any logprob: {_few(unseen)}"
@@ -122,13 +133,16 @@ def _violated(
     baseline: Baseline,
     poison: PoisonResult,
     groups: Sequence[Response],
+    updates: Sequence[Response],
     back_late: int,
 ) -> str:
     wrong = [group for group in groups if group.mark == "violated"]
     sentence = CAUSES[cause]
     if cause in ("late", "dropped"):
-        late = max([poison.late, back_late, *(group.late for group in wrong)])
+        late = max([poison.late, back_late, *(each.late for each in (*wrong, *updates))])
         sentence += f" ({count(late, 'sync')} later)"
+    if cause == "sparse_updates":
+        sentence += f": {updates[-1].name}"
     if cause in ("shard_stale", "experts_stale"):
         sentence += f": {_few([*dict.fromkeys(name for group in wrong for name in group.lost)])}"
     if cause == "scaled" and baseline.scale:
@@ -360,6 +374,7 @@ class _Drill:
         self.near = 0.0  # largest distance of the restored engine from its state before, nats
         self.changed, self.whole = False, False
         self.stream: StreamNames | None = None
+        self.updates: tuple[Response, ...] = ()
 
     def run(self) -> Preflight:
         began = time.monotonic()
@@ -381,6 +396,7 @@ class _Drill:
             syncs=self.sides.syncs,
             tokens=sum(len(row) - 1 for row in self.sides.rows),
             seconds=time.monotonic() - began,
+            updates=self.updates,
             stream=self.stream,
             unprobed=None if size is None else size - len({*chain(*self.sides.rows)}),
         )
@@ -417,6 +433,15 @@ class _Drill:
             limit = max(1.3 * baseline.floor, EXPLAINED * gap) if far else None
             baseline = replace(baseline, scale=self._scale(base_infer_N, gap, limit, far=far))
         groups = self._perturbed(baseline, base_train_N, base_infer_N)
+        if all(group.mark != "violated" for group in groups) and poison.mark != "violated":
+            self.updates = (
+                *sparse_updates(
+                    self.weights, self.sides, base_train_N, base_infer_N, baseline.floor
+                ),
+            )
+            if any(update.mark == "violated" for update in self.updates):
+                self.weights.poison()  # so that the last sync changes all values of the engine
+                self.sides.sync()
         self.near = baseline.near
         return baseline, poison, groups, infer_N
 

@@ -86,6 +86,17 @@ def noise(like: Tensor, place: Place | FlatPlace, key: str) -> Tensor:
     return values / ((_LANE**2 - 1) / 3) ** 0.5
 
 
+def beyond(share: float) -> float:
+    """The magnitude that a share of the noise exceeds, at most a twelfth.
+
+    The sum of four uniform numbers in [0, 1] exceeds 4 - x with probability x ** 4 / 24, x <= 1.
+
+    >>> round(beyond(0.005), 3)
+    2.606
+    """
+    return (2 - (12 * share) ** 0.25) * 3**0.5
+
+
 def _mixed(bits: Tensor) -> Tensor:
     """Random bits from consecutive numbers; int64 wraps around."""
     bits = (bits ^ _shifted(bits, 30)) * _MIX_1

@@ -9,6 +9,7 @@ from math import prod
 import numpy as np
 
 from servanda.rl.sync_drill.perturbation import LATEST
+from servanda.rl.sync_drill.sparse_update import DENSITIES, SYNCS
 from servanda.rl.sync_drill.trainee import Trainee, probes
 from servanda.rl.sync_drill.trainer_response import Trials
 from servanda.rl.sync_drill.vocabulary import ranges_of
@@ -60,15 +61,18 @@ def planned(trainee: Trainee) -> Plan:
 def plan_of(weights: Weights, ranges: Sequence[tuple[int, int]] = ()) -> Plan:
     groups = weight_groups(weights.aliases)
     taken, zeros = blocks(groups), bool(weights.zeros())
-    least = 3 + zeros + len(taken)
+    least = 3 + zeros + len(taken) + SYNCS
     values = sum(map(prod, weights.shapes.values()))
     apart = sum(len(block) for block in taken if len(block) > 1)
     again = LATEST * (len(taken) + apart) + 1  # per perturbation, plus one that shifts the order
     most = least + apart + again + 2 * LATEST + LATEST * zeros
     names = tuple(group.name for group in groups)
     trials = Trials(weights, lambda: np.zeros(0), ranges)
-    # twice as found, two roundings, all weights random; then each group, and without each part
-    forwards = 5 + zeros + sum(1 + len(trials.pieces_of(group)) for group in groups)
+    # twice as found, two roundings, all weights random, few values; then each group, and without
+    # each part
+    forwards = (
+        6 + len(DENSITIES) + zeros + sum(1 + len(trials.pieces_of(group)) for group in groups)
+    )
     here = weights.local
     return Plan(
         names,

@@ -138,6 +138,10 @@ def _measurements(result: Preflight) -> Sheet:
             number(poison.limit),
             GLYPHS[poison.mark],
         ),
+        *(
+            (f"update of {each.name}: response slope", number(each.follow), "", GLYPHS[each.mark])
+            for each in result.updates
+        ),
         ("engine at the end against the start", number(result.returned), number(found.near), back),
     ]
     more = [*result.warnings, *(f"not tested: {spot.text}" for spot in result.blind_spots)]
@@ -161,6 +165,8 @@ NEXT = {
     "name, shape and first values with the trainer's",
     "unfaithful": "sync the groups above one at a time, and read their tensors back from the "
     "engine; or pass longer rows as tokens=, for the response slopes of single tensors",
+    "sparse_updates": "look at how the sync sends differences: their indices, the values that they "
+    "are relative to, and the density below which it sends them",
     "late": "wait for the transfer before the sync returns, or repeat the sync before sampling",
     "stale_replicas": "score the same rows on each replica separately after a sync",
 }
@@ -188,6 +194,8 @@ class Preflight:
         found: both sides before any change, and after a sync of unchanged weights.
         poison: both sides after all weights were randomised.
         groups: one response per group, in the order of the module.
+        updates: one response per share of the values that were changed at once, up to the first
+            that is wrong; empty if a group is.
         returned: mean |engine - engine before the test|, nats, after the last sync.
         back: whether that is within the engine's own noise; if not, the engine has perturbed
             weights, and the outcome is violated.
@@ -213,6 +221,7 @@ class Preflight:
     syncs: int
     tokens: int
     seconds: float
+    updates: tuple[Response, ...] = ()
     warnings: tuple[str, ...] = ()
     blind_spots: tuple[BlindSpot, ...] = ()
     replicas: tuple[ReplicaResult, ...] = ()
@@ -269,6 +278,9 @@ def _lines(result: Preflight) -> Iterator[str]:
     ]
     for response in unclear[:_CLOSER]:
         yield f"         {_detail(response)}"
+    if result.updates:
+        cells = (f"{_cell([each])}" for each in result.updates)
+        yield f"updates  of few values of all groups at once: {', '.join(cells)}"
     for replica in result.replicas:
         yield f"replica  {replica.url} {_SEEN[replica.outcome]} {replica.sentence}"
     for digests in result.digests:

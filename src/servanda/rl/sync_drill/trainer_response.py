@@ -244,7 +244,12 @@ def _numbered(what: str, low: int, high: int) -> str:
 
 
 def perturbation_size(
-    weights: Weights, names: Sequence[str], logp_N: Floats, scores: Scores, floor: float
+    weights: Weights,
+    names: Sequence[str],
+    logp_N: Floats,
+    scores: Scores,
+    floor: float,
+    share: float = 1.0,
 ) -> tuple[float, Floats]:
     """The size of a visible perturbation, and the trainer's change by it.
 
@@ -255,6 +260,7 @@ def perturbation_size(
     Args:
         logp_N: the trainer's scores before.
         scores: returns its current scores.
+        share: of the values that are perturbed.
 
     Returns:
         size, in spreads of each tensor; change [N], nats.
@@ -262,7 +268,7 @@ def perturbation_size(
     enough = min(AIM * floor, max(AIM_LEAST * floor, AIM_NATS))
     size = _FIRST
     while True:
-        weights.perturb(dict.fromkeys(names, size))
+        weights.perturb(dict.fromkeys(names, size), share)
         change_N = scores() - logp_N
         moved = float(np.abs(change_N).mean())
         if moved >= enough or size >= _LAST:

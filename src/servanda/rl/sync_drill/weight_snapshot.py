@@ -85,14 +85,17 @@ class Weights:
         self.anchored = bool(scales)
         return self.anchored
 
-    def perturb(self, sizes: Mapping[str, Size]) -> None:
-        """Add noise to some tensors, as a multiple of each one's spread."""
+    def perturb(self, sizes: Mapping[str, Size], share: float = 1.0) -> None:
+        """Add noise to a share of the values of some tensors, as a multiple of each one's spread.
+
+        The values of a share are among those of a larger one.
+        """
         scales: dict[str, Size] = {}
         for name, size in sizes.items():
             spread = self._moments(name)[1]
             each = isinstance(size, tuple)
             scales[name] = tuple(row * spread for row in size) if each else size * spread
-        self.ranks.post(self.local.perturb, scales)
+        self.ranks.post(self.local.perturb, scales, share)
 
     def settle(self, names: Iterable[str]) -> None:
         """Return tensors to their values before the perturbation."""

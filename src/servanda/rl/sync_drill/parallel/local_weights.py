@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from servanda.errors import MeasurementError
-from servanda.rl.sync_drill.noise import Sums, noise
+from servanda.rl.sync_drill.noise import Sums, beyond, noise
 from servanda.rl.sync_drill.parallel.shards import (
     is_shard,
     laid_out,
@@ -98,10 +98,12 @@ class LocalWeights:
             self._anchors[name] = noise_.to("cpu", self.kept[name].dtype)
         self.settle(scales)
 
-    def perturb(self, scales: Mapping[str, Size]) -> None:
-        """Add noise of a scale to the start of tensors."""
+    def perturb(self, scales: Mapping[str, Size], share: float = 1.0) -> None:
+        """Add noise of a scale to the start of tensors, to a share of their values."""
         for name, scale in scales.items():
             step = self._noise("nudge", name)
+            if share < 1:
+                step *= self._noise("share", name).abs() > beyond(share)
             if isinstance(scale, tuple):
                 for row, own in enumerate(scale):
                     step[self.places[name].rows(row, row + 1)] *= own
