@@ -72,6 +72,21 @@ def test_each_row_of_a_tensor_may_have_a_size_of_its_own():
     assert same(module.p0, value)
 
 
+def test_a_share_of_the_values_changes_and_stays_in_a_larger_share():
+    module = held(torch.randn(300, 400))
+    weights, before = Weights(module, seed=3), module.p0.detach().clone()
+    moved = {}
+    for share in (0.005, 0.015, 0.065):
+        weights.perturb({"p0": 1.0}, share)
+        moved[share] = module.p0.detach() - before
+        assert float((moved[share] != 0).double().mean()) == pytest.approx(share, rel=0.2)
+
+    first = moved[0.005] != 0
+    assert torch.equal(moved[0.065][first], moved[0.005][first])
+    weights.restore()
+    assert torch.equal(module.p0, before)
+
+
 @given(tensors())
 def test_a_journal_keeps_every_bit(tmp_path_factory, value):
     path = tmp_path_factory.mktemp("journal") / "j"

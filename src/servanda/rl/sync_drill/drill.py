@@ -104,7 +104,7 @@ def conclude(
         tokens=tokens,
         seconds=seconds,
         warnings=tuple(_warnings(baseline, shaky, stream, cause)),
-        blind_spots=tuple(_blind_spots(groups, unprobed)),
+        blind_spots=tuple(_blind_spots(groups, updates, unprobed)),
         stream=stream,
     )
 
@@ -117,8 +117,8 @@ def _not_violated(
     shaky: Sequence[str],
 ) -> str:
     if outcome == "holds":
-        few = ", ".join(update.name.partition(" ")[0] for update in updates)
-        shares = f", and updates of {few} % of the values" if updates else ""
+        few = ", ".join(each.name.partition(" ")[0] for each in updates if each.mark == "holds")
+        shares = f", and updates of {few} % of the values" if few else ""
         return f"all {len(groups)} groups of weights are synced{shares}"
     if unseen:
         which = f"{len(unseen)} of {count(len(groups), 'group')}"
@@ -180,7 +180,12 @@ def _warnings(
         )
 
 
-def _blind_spots(groups: Sequence[Response], unprobed: int | None) -> Iterator[BlindSpot]:
+def _blind_spots(
+    groups: Sequence[Response], updates: Sequence[Response], unprobed: int | None
+) -> Iterator[BlindSpot]:
+    for update in updates:
+        if update.mark == "unseen":
+            yield BlindSpot("sample", f"an update of {update.name} hardly changes any logprob")
     if unprobed is None:
         text = "the vocabulary size is unknown, so vocabulary rows in no probe are not tested"
         yield BlindSpot("rows", text)
@@ -434,10 +439,8 @@ class _Drill:
             baseline = replace(baseline, scale=self._scale(base_infer_N, gap, limit, far=far))
         groups = self._perturbed(baseline, base_train_N, base_infer_N)
         if all(group.mark != "violated" for group in groups) and poison.mark != "violated":
-            self.updates = (
-                *sparse_updates(
-                    self.weights, self.sides, base_train_N, base_infer_N, baseline.floor
-                ),
+            self.updates = sparse_updates(
+                self.weights, self.sides, base_train_N, base_infer_N, baseline.floor
             )
             if any(update.mark == "violated" for update in self.updates):
                 self.weights.poison()  # so that the last sync changes all values of the engine

@@ -9,7 +9,7 @@ from math import prod
 import numpy as np
 
 from servanda.rl.sync_drill.perturbation import LATEST
-from servanda.rl.sync_drill.sparse_update import DENSITIES, SYNCS
+from servanda.rl.sync_drill.sparse_update import SYNCS
 from servanda.rl.sync_drill.trainee import Trainee, probes
 from servanda.rl.sync_drill.trainer_response import Trials
 from servanda.rl.sync_drill.vocabulary import ranges_of
@@ -68,11 +68,8 @@ def plan_of(weights: Weights, ranges: Sequence[tuple[int, int]] = ()) -> Plan:
     most = least + apart + again + 2 * LATEST + LATEST * zeros
     names = tuple(group.name for group in groups)
     trials = Trials(weights, lambda: np.zeros(0), ranges)
-    # twice as found, two roundings, all weights random, few values; then each group, and without
-    # each part
-    forwards = (
-        6 + len(DENSITIES) + zeros + sum(1 + len(trials.pieces_of(group)) for group in groups)
-    )
+    # twice as found, two roundings, all weights random, few values; each group, and without a part
+    forwards = 5 + SYNCS + zeros + sum(1 + len(trials.pieces_of(group)) for group in groups)
     here = weights.local
     return Plan(
         names,

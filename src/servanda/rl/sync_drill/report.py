@@ -279,8 +279,8 @@ def _lines(result: Preflight) -> Iterator[str]:
     for response in unclear[:_CLOSER]:
         yield f"         {_detail(response)}"
     if result.updates:
-        cells = (f"{_cell([each])}" for each in result.updates)
-        yield f"updates  of few values of all groups at once: {', '.join(cells)}"
+        shares = ", ".join(_cell([each]) for each in result.updates)
+        yield f"updates  of few values of all groups at once: {shares}"
     for replica in result.replicas:
         yield f"replica  {replica.url} {_SEEN[replica.outcome]} {replica.sentence}"
     for digests in result.digests:

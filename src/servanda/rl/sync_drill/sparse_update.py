@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 from servanda.rl.sync_drill.perturbation import judged
@@ -23,8 +22,8 @@ SYNCS = 1 + len(DENSITIES)
 
 def sparse_updates(
     weights: Weights, sides: Sides, train_N: Floats, infer_N: Floats, floor: float
-) -> Iterator[Response]:
-    """The engine's response to updates of a share of all values, up to the first that is wrong.
+) -> tuple[Response, ...]:
+    """The engine's responses to updates of a share of all values, up to the first that is wrong.
 
     The values of one update keep their change in the next, so that each sync differs from the one
     before in its share alone.
@@ -37,7 +36,7 @@ def sparse_updates(
     sides.sync()  # undoes the last perturbation, which was of whole tensors
     names, changed = [*weights.parameters], 0.0
     size, _ = perturbation_size(weights, names, train_N, sides.train, floor, share=DENSITIES[0])
-    sizes = dict.fromkeys(names, size)
+    sizes, responses = dict.fromkeys(names, size), []
     for density in DENSITIES:
         changed += density
         weights.perturb(sizes, changed)
@@ -50,7 +49,8 @@ def sparse_updates(
             sides.sync()
             (again,) = judged(perturbations, own_N, sides.infer() - infer_N, floor)
             found = replace(found, late=int(again.mark != "violated"))
-        yield found
+        responses.append(found)
         if found.mark == "violated":
             break
     weights.settle(names)
+    return tuple(responses)
