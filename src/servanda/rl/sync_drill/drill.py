@@ -125,7 +125,10 @@ def _not_violated(
         return f"{which} cannot be judged, they hardly change any logprob: {_few(unseen)}"
     if shaky:
         return f"response slope neither right nor clearly wrong: {_few(shaky)}"
-    return "each group alone is synced, but all of them randomised at once are not"
+    return (
+        "each group alone is synced, but all of them randomised at once are not: a part of a tensor "
+        "may be left out, such as a head, or a rank's shard"
+    )
 
 
 def _violated(

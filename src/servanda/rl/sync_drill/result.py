@@ -18,7 +18,7 @@ SURE = 4.0  # standard errors by which one tensor of many must exceed a limit
 RESIDUAL_ERROR, RESIDUAL_WARNS = 5.0, 3.0  # floors
 # random weights: noise floors, and the share of the trainer's own change; two kernels differ more
 # on random weights than on trained ones
-POISON_FLOORS, POISON_SHARE = 8.0, 1 / 8
+POISON_FLOORS, POISON_SHARE = 8.0, 1 / 100
 POISON_NATS = 0.1  # least change of the trainer to call an engine not synced as a whole
 PLAIN = 3.0  # noise floors; a group with a smaller rest is not synced as a whole
 NEAR = 0.02  # distance of the slope from 0: not synced as a whole
