@@ -79,6 +79,18 @@ def without_rows(low, high, name="embed.weight"):
     return take
 
 
+def without_columns(low, high, name):
+    """Leaves out some columns of a matrix."""
+
+    def take(engine):
+        matrix = engine.models[0].state_dict()[name]
+        old = matrix[:, low:high].clone()
+        load(engine)
+        matrix[:, low:high] = old
+
+    return take
+
+
 def swapped(a, b):
     return lambda engine: load(engine, lambda w: w.update({a: w[b], b: w[a]}))
 

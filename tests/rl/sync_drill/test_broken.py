@@ -20,6 +20,7 @@ from tests.rl.sync_drill.broken import (  # noqa: E402
     transposed,
     unless,
     without,
+    without_columns,
     without_rows,
 )
 from tests.rl.sync_drill.toys import bits  # noqa: E402
@@ -179,6 +180,18 @@ def test_an_engine_that_keeps_weights_of_the_drill_is_a_violation_that_says_so()
     assert (result.outcome, result.exit_code, result.cause) == ("violated", 1, "not_returned")
     assert not result.back and result.returned > 0
     assert "ENGINE NOT AS BEFORE" in str(result) and "engine not as before" in str(result)
+
+
+@pytest.mark.parametrize("low", [0, 2, 6])
+@pytest.mark.parametrize("left_out", [without_rows, without_columns])
+def test_a_quarter_of_a_matrix_that_never_arrives_is_named(left_out, low):
+    name = "layers.1.attn.weight"
+
+    result = drilled(left_out(low, low + 2, name))
+
+    assert result.cause == "share_stale"
+    what = "rows" if left_out is without_rows else "columns"
+    assert f"{name}, {what} {low}-{low + 1} of 8" in result.sentence
 
 
 @pytest.mark.parametrize("off", [0, 1])

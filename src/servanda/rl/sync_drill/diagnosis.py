@@ -29,6 +29,7 @@ CAUSES: dict[str, str] = {
     "tied_embedding_stale": "the head is synced, but the embedding tied to it is an old copy",
     "rows_stale": "some rows of the vocabulary never reach the engine",
     "shard_stale": "the shards of some ranks never reach the engine",
+    "share_stale": "a part of a tensor never reaches the engine, such as a head or a rank's shard",
     "experts_stale": "some experts never reach the engine",
     "one_layer": "one layer never reaches the engine",
     "one_mlp": "the MLP of one layer never reaches the engine",

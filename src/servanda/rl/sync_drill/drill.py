@@ -15,6 +15,7 @@ from servanda.judgement.verdict import BlindSpot
 from servanda.report.format import count
 from servanda.rl.sync_drill.diagnosis import CAUSES, cause_of
 from servanda.rl.sync_drill.explanation import classes, scaled_by
+from servanda.rl.sync_drill.lost_share import lost_share
 from servanda.rl.sync_drill.parallel.other_ranks import Restoration, follow, verbs
 from servanda.rl.sync_drill.parallel.process_group import Ranks, ranks_of
 from servanda.rl.sync_drill.parallel.weight_journal import Journal
@@ -77,6 +78,8 @@ def conclude(
     if stream and stream.misplaced and cause in ("sync_moves", "unfaithful"):
         cause = "misplaced"
     back = returned <= baseline.near
+    if cause in ("", "unfaithful") and poison.share:
+        cause = "share_stale"
     if not cause and any(update.mark == "violated" for update in updates):
         cause = "dropped" if updates[-1].late else "sparse_updates"
     if not cause and back_late:
@@ -126,8 +129,8 @@ def _not_violated(
     if shaky:
         return f"response slope neither right nor clearly wrong: {_few(shaky)}"
     return (
-        "each group alone is synced, but all of them randomised at once are not: a part of a tensor "
-        "may be left out, such as a head, or a rank's shard"
+        "each group alone is synced, but all of them randomised at once are not: a part of a "
+        "tensor may be left out, such as a head, or a rank's shard"
     )
 
 
@@ -144,6 +147,8 @@ def _violated(
     if cause in ("late", "dropped"):
         late = max([poison.late, back_late, *(each.late for each in (*wrong, *updates))])
         sentence += f" ({count(late, 'sync')} later)"
+    if cause == "share_stale":
+        sentence += f": {poison.share}"
     if cause == "sparse_updates":
         sentence += f": {updates[-1].name}"
     if cause in ("shard_stale", "experts_stale"):
@@ -441,7 +446,12 @@ class _Drill:
             limit = max(1.3 * baseline.floor, EXPLAINED * gap) if far else None
             baseline = replace(baseline, scale=self._scale(base_infer_N, gap, limit, far=far))
         groups = self._perturbed(baseline, base_train_N, base_infer_N)
-        if all(group.mark != "violated" for group in groups) and poison.mark != "violated":
+        wrong = [group for group in groups if group.mark == "violated"]
+        known = poison.late or poison.mixed or any(g.explained or g.deaf for g in wrong)
+        if poison.mark == "violated" and not known:
+            share = lost_share(self.weights, self.sides, self.groups, groups)
+            poison = replace(poison, share=share)
+        elif poison.mark != "violated" and not wrong:
             self.updates = sparse_updates(
                 self.weights, self.sides, base_train_N, base_infer_N, baseline.floor
             )

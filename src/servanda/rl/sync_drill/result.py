@@ -110,6 +110,7 @@ class PoisonResult:
         fresh: the distance on tokens never scored before, where it was measured.
         late: number of further syncs of the same weights until they arrived.
         mixed: some rows or calls were scored with these weights, others with the old ones.
+        share: the part of a tensor without which the trainer reproduces the engine; "" if none.
     """
 
     distance: float
@@ -120,6 +121,7 @@ class PoisonResult:
     fresh: float | None = None
     late: int = 0
     mixed: bool = False
+    share: str = ""
 
     @property
     def cached(self) -> bool:

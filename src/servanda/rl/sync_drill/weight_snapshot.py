@@ -71,9 +71,10 @@ class Weights:
 
     # changing
 
-    def poison(self) -> None:
-        """Replace every tensor by noise with its mean and spread."""
-        self.ranks.post(self.local.poison, {name: self._moments(name) for name in self.parameters})
+    def poison(self, names: Iterable[str] = ()) -> None:
+        """Replace some tensors, or all, by noise with their mean and spread."""
+        which = [*names] or [*self.parameters]
+        self.ranks.post(self.local.poison, {name: self._moments(name) for name in which})
 
     def anchor(self) -> bool:
         """Fill matrices of zeros, which would hide other tensors; returns whether there are any."""
@@ -103,6 +104,10 @@ class Weights:
 
     def settle_rows(self, names: Iterable[str], low: int, high: int | None) -> None:
         self.ranks.post(self.local.settle_rows, [*names], low, high)
+
+    def settle_share(self, name: str, axis: int, low: int, high: int) -> None:
+        """Return rows or columns [low, high) of a matrix to their values before."""
+        self.ranks.post(self.local.settle_share, name, axis, low, high)
 
     def settle_shard(self, names: Iterable[str], rank: int) -> None:
         """Return the shards that a process has, and copies of them, to their values before."""

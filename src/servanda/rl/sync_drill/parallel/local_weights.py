@@ -128,6 +128,14 @@ class LocalWeights:
             with torch.no_grad():
                 self.values(name)[rows].copy_(self.start(name)[rows])
 
+    def settle_share(self, name: str, axis: int, low: int, high: int) -> None:
+        """Return rows, or columns of whole tensors, [low, high) to the start."""
+        if axis == 0:
+            self.settle_rows([name], low, high)
+        elif self.places[name].is_whole:
+            with torch.no_grad():
+                self.values(name)[:, low:high].copy_(self.start(name)[:, low:high])
+
     def scale(self, names: Iterable[str], factor: float) -> None:
         for name in names:
             self._write(name, factor * self.values(name))
