@@ -92,7 +92,7 @@ def beyond(share: float) -> float:
     The sum of four uniform numbers in [0, 1] exceeds 4 - x with probability x ** 4 / 24, x <= 1.
 
     >>> round(beyond(0.005), 3)
-    2.606
+    2.607
     """
     return (2 - (12 * share) ** 0.25) * 3**0.5
 
