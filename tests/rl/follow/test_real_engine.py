@@ -58,5 +58,5 @@ def test_a_quantised_engine_is_not_violated_and_one_that_stands_still_is(form):
     still = followed(scores._replace(engines={"": scores.engine(form)}), "never_synced", exact=True)
 
     assert not any(step.outcome == "violated" for step in steps)
-    small = still[-1].worst.slope.moved_nats < 0.75 * still[-1].worst.floor_nats  # NVFP4
-    assert still[-1].cause == ("" if small else "never_synced")
+    seen = still[-1].worst.slope.moved_nats > still[-1].worst.floor_nats  # not in fp8 and NVFP4
+    assert still[-1].cause in (("never_synced",) if seen else ("", "never_synced"))
