@@ -54,7 +54,7 @@ Done = Sequence[tuple[Run, Scores]]
 
 def recorded(run: Run, folder: Path) -> Scores:
     """The scores of a run: read from its file, or computed and kept there."""
-    words = (run.kind, run.seed, f"{run.rate:g}", *run.faults)
+    words = (run.kind, f"{run.rate:g}", run.seed, *run.faults, f"{run.moved:g}", run.steps)
     path = folder / f"{'-'.join(map(str, words))}.npz"
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)

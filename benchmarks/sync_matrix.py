@@ -17,8 +17,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from benchmarks import committed
 
 KEPT = committed.KEPT / "sync_matrix.json"
@@ -220,34 +218,14 @@ def _replica_faults() -> dict[str, Causes]:
     return {n: ("stale_replicas",) if n != "none" else ("",) for n in _follow_faults()}
 
 
-def _scores(run: Any) -> Any:
-    """The scores of a training run: read from its file, or computed and kept there."""
-    from tests.rl.follow_faults import Scores, scored
-
-    words = (run.kind, f"{run.rate:g}", run.seed, *run.faults, f"{run.moved:g}", run.steps)
-    path = RUNS / f"{'-'.join(map(str, words))}.npz"
-    if not path.exists():
-        RUNS.mkdir(parents=True, exist_ok=True)
-        found = scored(run)
-        engines = {f"engine {name}": values for name, values in found.engines.items()}
-        parts = {f"part {name}": values for name, values in found.parts.items()}
-        with path.with_suffix(".new").open("wb") as file:
-            np.savez(file, train=found.train, exact=found.exact, **engines, **parts)
-        path.with_suffix(".new").replace(path)
-    with np.load(path) as file:
-        named = {
-            kind: {n.removeprefix(kind): file[n] for n in file.files if n.startswith(kind)}
-            for kind in ("engine ", "part ")
-        }
-        return Scores(file["train"], file["exact"], named["engine "], named["part "])
-
-
 def _following(replicas: int) -> Callable[[str, Sequence[str]], None]:
     def run(setting: str, names: Sequence[str]) -> None:
         from tests.rl.follow_faults import BROKEN, followed
 
+        from benchmarks.follow import recorded
+
         for name in names:
-            scores = _scores(BROKEN[-1] if name == "adapter_scaled" else BROKEN[0])
+            scores = recorded(BROKEN[-1] if name == "adapter_scaled" else BROKEN[0], RUNS)
             fault = "" if name == "none" else name
             parts = "always" if scores.parts and replicas == 1 else ""
             steps = followed(scores, fault, replicas=replicas, parts=parts)

@@ -20,7 +20,7 @@ BUDGET = {
     "engines": 14974,
     "report": 4800,
     "runner": 7729,
-    "rl": 26358,
+    "rl": 26354,
     "authoring": 5510,
     "cli": 6674,
     "root": 516,
@@ -32,7 +32,7 @@ ASIDE = {".html": 466, ".css": 173, ".js": 130, ".c": 198}  # suffix -> lines un
 # that fail, of what help texts state, of the real language model, of a number format's
 # cost, of memory that kernels need, of rare faults and of causes with the data of unseen cases, and
 # of data that lies
-OUTSIDE = {"tests": 111_975, "benchmarks": 16_158}
+OUTSIDE = {"tests": 111_988, "benchmarks": 16_136}
 LONGEST_FILE, LONGEST_FUNCTION = 900, 60
 # functions that are longer; the list only shrinks
 LONG = {

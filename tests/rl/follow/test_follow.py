@@ -10,7 +10,7 @@ import pytest
 from servanda.errors import ContractError, EvidenceError
 from servanda.rl import Follow
 from servanda.rl.follow.follow_step import STACKED, STOP, Window, ages, is_kept, passing
-from servanda.rl.follow.stale_rows import sign_probability
+from servanda.rl.follow.stale_rows import StaleRows, sign_probability
 from tests.rl.follow.made import HELD, PROBES, ROWS, TOKENS, Walk
 
 
@@ -250,6 +250,19 @@ def test_rows_that_are_answered_as_before_every_sync_are_named(name, seed):
     assert f"is answered as at version 0: {steps[-1].worst.detail}" in steps[-1].sentence
     assert words in steps[-1].sentence
     assert causes(steps) <= {"part_of_rows", "unexplained", "undecided"}
+
+
+@pytest.mark.parametrize(
+    ("stale", "known", "said"),
+    [
+        ([[1, 0, 0]], [[1, 1, 1]], "1 of 3 rows"),
+        ([[1, 0, 0], [0, 1, 0]], [[1, 0, 1], [0, 1, 1]], "2 of 3 rows"),  # each is known once
+        ([[1, 0, 0], [1, 0, 0]], [[1, 1, 1], [1, 1, 1]], "1 of 3 rows, the same at each sync"),
+        ([[1, 0, 0], [0, 1, 0]], [[1, 1, 1], [1, 1, 1]], "33% of the rows, others at each sync"),
+    ],
+)
+def test_whether_rows_are_the_same_is_said_of_rows_that_are_known_twice(stale, known, said):
+    assert str(StaleRows(np.array(stale) > 0, np.array(known) > 0, 0.0, 0.0)) == said
 
 
 def test_rows_that_follow_again_are_believed():

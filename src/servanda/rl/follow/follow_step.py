@@ -254,7 +254,7 @@ class Window:
     start_U: Ints
     replica: str
     parts: Mapping[str, Floats]
-    floor_nats: float = RESOLUTION
+    floor_nats: float
     stacked: int = STACKED
 
     def slope(self, first: Rival | str, second: Rival | str, alpha: float) -> Slope:
@@ -262,13 +262,9 @@ class Window:
         looks = self._looks(first, second)
         if not looks:
             return Slope()
-        train_KN = np.stack([self.kept[look].train_N for look in looks])
-        there_KN = np.stack([self.kept[look].infer[self.replica] for look in looks])
-        start = self.kept[self.since]
-        first_KN = self._change(first, looks, train_KN)
-        second_KN = self._change(second, looks, train_KN)
-        x_KN = first_KN - second_KN
-        y_KN = there_KN - start.infer[self.replica] - second_KN
+        second_KN = self._change(second, looks)
+        x_KN = self._change(first, looks) - second_KN
+        y_KN = self._of_engine(looks) - second_KN
         n = x_KN.size
         if not math.isfinite(float(x_KN.sum() + y_KN.sum())):  # some scores are missing
             known_N = np.isfinite(x_KN + y_KN).all(axis=0)
@@ -287,10 +283,7 @@ class Window:
         looks = self._looks()
         if not looks:
             return None
-        start = self.kept[self.since]
-        x_KN = np.stack([self.kept[look].train_N for look in looks]) - start.train_N
-        y_KN = np.stack([self.kept[look].infer[self.replica] for look in looks])
-        y_KN -= start.infer[self.replica]
+        x_KN, y_KN = self._change(RIVALS[0], looks), self._of_engine(looks)
         known_KN = np.isfinite(x_KN + y_KN)
         x_KN, y_KN = np.where(known_KN, x_KN, 0.0), np.where(known_KN, y_KN, 0.0)
         return stale_rows(x_KN, y_KN, self.start_U, self.floor_nats)
@@ -300,10 +293,7 @@ class Window:
         looks = self._looks(rival, rival)
         if not looks:
             return math.nan
-        train_KN = np.stack([self.kept[look].train_N for look in looks])
-        there_KN = np.stack([self.kept[look].infer[self.replica] for look in looks])
-        own_KN = self._change(rival, looks, train_KN)
-        rest_KN = there_KN - self.kept[self.since].infer[self.replica] - own_KN
+        rest_KN = self._of_engine(looks) - self._change(rival, looks)
         known = rest_KN[np.isfinite(rest_KN)]
         return math.sqrt(float((known**2).mean())) if known.size else math.nan
 
@@ -323,12 +313,17 @@ class Window:
         ]
         return known[-self.stacked :]
 
-    def _change(self, rival: Rival | str, looks: Sequence[int], train_KN: Floats) -> Floats:
-        """The predicted change of the engine since the reference, [K, N]."""
+    def _of_engine(self, looks: Sequence[int]) -> Floats:
+        """The change of the engine since the reference, [K, N]."""
+        there_KN = np.stack([self.kept[look].infer[self.replica] for look in looks])
+        return there_KN - self.kept[self.since].infer[self.replica]
+
+    def _change(self, rival: Rival | str, looks: Sequence[int]) -> Floats:
+        """The same as a rival predicts it."""
         if isinstance(rival, str):
             return (self.parts[rival] - self.kept[self.since].train_N)[None]
         if rival.held is None:
-            return np.zeros_like(train_KN)
+            return np.zeros((len(looks), self.kept[self.since].train_N.size))
         before = self.kept[rival.held(self.since)].train_N
         return np.stack([self.kept[rival.held(look)].train_N for look in looks]) - before
 
@@ -381,9 +376,9 @@ Outcome = Literal["holds", "violated", "inconclusive", "error"]
 # noise floors by which rounding may set both sides apart.  Rows share the rounding of weights: on
 # real kernels the sum over rows spreads up to twice as far as independent rows would let it.
 _ROUNDING = 1.25
-# what a cause may leave of the engine's change, in noise floors: that of two scores, and a quarter
-# more.  A mixture of two versions leaves more, if they differ by 1.2 noise floors or more.
-_FITS = 1.25 * math.sqrt(2)
+# what a cause may leave of the engine's change, in noise floors: the rounding of two scores.  A
+# mixture of two versions leaves more, if they differ by 1.2 noise floors or more.
+_FITS = _ROUNDING * math.sqrt(2)
 _SHAPE = 0.35  # what a factor may leave of the part that it explains
 _STACKS = (1, 2, 4, 8)  # last syncs at which an engine follows again
 _PASSING = 0.1  # share of alpha for patterns that pass within a window, at most STACKED ** 2
@@ -520,7 +515,7 @@ class _Windows:
             since = min(inside)
             return self._with("holds", slopes[since][self.frozen], since)
         found = self._with("inconclusive", slope, since, needs=self._needs(slope, since))
-        return replace(found, explained=bool(outside))
+        return replace(found, explained=bool(outside) and not red)
 
     def _again(self) -> ReplicaFollow | None:
         """Follows again: at the last syncs, relative to one at which it was not violated."""
@@ -814,8 +809,8 @@ def _sentence(found: ReplicaFollow) -> str:
             return "the trainer's scores have not changed yet"
         if found.explained:
             return (
-                "undecided, for the engine may round by itself: both sides differ by "
-                f"{found.floor_nats:.2g} nats at equal weights, and the trainer has moved by "
+                "undecided, for the engine may round by itself: both sides are "
+                f"{found.floor_nats:.2g} nats apart at best, and the trainer has moved by "
                 f"{found.slope.moved_nats:.2g}"
             )
         if found.slope.rest_nats > _FITS * found.floor_nats:

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,8 +17,11 @@ from servanda.theory.sampling import Floats, Ints
 
 Bools = NDArray[np.bool_]
 
-_MOVED = 4.0  # noise floors by which a row has to have moved, to be told from one that has not
-_SAME = 0.9  # share of the syncs at which a row is stale, for "the same rows at each sync"
+# noise floors by which a row has to have moved, to be told from one that has not: half of them,
+# over 10 tokens, are six standard deviations of independent noise
+_MOVED = 4.0
+# share of the known syncs at which stale rows are stale: the same rows at least, others at most
+_SAME, _OTHERS = 0.9, 0.6
 
 
 @dataclass(frozen=True)
@@ -38,22 +42,17 @@ class StaleRows:
     p: float
     rest_nats: float
 
-    @property
-    def count(self) -> int:
-        """Rows that are stale at one sync or more."""
-        return int(self.stale_KU.any(axis=0).sum())
-
     def __str__(self) -> str:
-        """Which rows, and what answers so, where several syncs show it."""
-        rows = self.known_KU.any(axis=0)
-        if len(self.known_KU) < 2:
-            return f"{self.count} of {int(rows.sum())} rows"
-        some = self.stale_KU.any(axis=0)
-        often = self.stale_KU.sum() / self.known_KU[:, some].sum()
-        if often >= _SAME:
-            return f"{self.count} of {int(rows.sum())} rows, the same at each sync"
-        share = self.stale_KU.sum() / self.known_KU.sum()
-        return f"{share:.0%} of the rows, others at each sync"
+        """How many rows; and whether they are the same ones, where rows known twice show it."""
+        stale_U, known_U = self.stale_KU.any(axis=0), self.known_KU.any(axis=0)
+        twice_U = stale_U & (self.known_KU.sum(axis=0) > 1)
+        known = int(self.known_KU[:, twice_U].sum())
+        often = self.stale_KU[:, twice_U].sum() / known if known else math.nan
+        if often <= _OTHERS:
+            share = self.stale_KU.sum() / self.known_KU.sum()
+            return f"{share:.0%} of the rows, others at each sync"
+        same = ", the same at each sync" if often >= _SAME else ""
+        return f"{int(stale_U.sum())} of {int(known_U.sum())} rows{same}"
 
 
 def stale_rows(

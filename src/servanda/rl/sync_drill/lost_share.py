@@ -36,7 +36,9 @@ def lost_share(
     worst = sorted(zip(responses, groups, strict=True), key=lambda pair: -pair[0].residual)
     found: list[tuple[float, str]] = []
     for name in (name for _, group in worst[:_GROUPS] for name in group.tensors):
-        for axis, low, high in _shares(weights.shapes[name]):
+        # of a matrix in shards no process has whole columns
+        axes = 1 + weights.local.places[name].is_whole
+        for axis, low, high in _shares(weights.shapes[name], axes):
             weights.settle_share(name, axis, low, high)
             rest = distance(there_N, sides.train())
             weights.poison([name])
@@ -46,9 +48,9 @@ def lost_share(
     return share if rest < enough else ""
 
 
-def _shares(shape: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """(axis, from, to) of the parts of a matrix."""
-    for axis in range(2) if len(shape) == 2 else ():
+def _shares(shape: Sequence[int], axes: int) -> Iterator[tuple[int, int, int]]:
+    """(axis, from, to) of the parts of a matrix, along its first axes."""
+    for axis in range(axes) if len(shape) == 2 else ():
         for parts in _PARTS:
             size = shape[axis] // parts
             if size:

@@ -16,8 +16,8 @@ DEAF = 0.5  # a slope below this, or above 1 / DEAF, is an error
 OFF, PART_OFF = 0.04, 0.15
 SURE = 4.0  # standard errors by which one tensor of many must exceed a limit
 RESIDUAL_ERROR, RESIDUAL_WARNS = 5.0, 3.0  # floors
-# random weights: noise floors, and the share of the trainer's own change; two kernels differ more
-# on random weights than on trained ones
+# random weights: noise floors, of which working syncs need 3.5; and, for kernels whose floor is
+# nearly 0, a share of the trainer's own change
 POISON_FLOORS, POISON_SHARE = 8.0, 1 / 100
 POISON_NATS = 0.1  # least change of the trainer to call an engine not synced as a whole
 PLAIN = 3.0  # noise floors; a group with a smaller rest is not synced as a whole

@@ -129,10 +129,10 @@ class LocalWeights:
                 self.values(name)[rows].copy_(self.start(name)[rows])
 
     def settle_share(self, name: str, axis: int, low: int, high: int) -> None:
-        """Return rows, or columns of whole tensors, [low, high) to the start."""
+        """Return rows of a tensor, or columns of a whole one, [low, high) to the start."""
         if axis == 0:
             self.settle_rows([name], low, high)
-        elif self.places[name].is_whole:
+        else:
             with torch.no_grad():
                 self.values(name)[:, low:high].copy_(self.start(name)[:, low:high])
 
