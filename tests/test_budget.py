@@ -20,7 +20,7 @@ BUDGET = {
     "engines": 14974,
     "report": 4800,
     "runner": 7729,
-    "rl": 26354,
+    "rl": 26357,
     "authoring": 5510,
     "cli": 6674,
     "root": 516,

@@ -455,9 +455,6 @@ class _Drill:
             self.updates = sparse_updates(
                 self.weights, self.sides, base_train_N, base_infer_N, baseline.floor
             )
-            if any(update.mark == "violated" for update in self.updates):
-                self.weights.poison()  # so that the last sync changes all values of the engine
-                self.sides.sync()
         self.near = baseline.near
         return baseline, poison, groups, infer_N
 

@@ -81,7 +81,7 @@ def page(result: Preflight) -> str:
     """A self-contained page: the grid, what is wrong, and the measurements."""
     glyph = {"holds": "✓", "violated": "✗"}.get(result.outcome, "?")
     head = f"{glyph} Preflight sync test: {result.outcome}"
-    sheets = [_grid(result), *_wrong(result), _measurements(result)]
+    sheets = [_grid(result), *_wrong(result), *_updates(result), _measurements(result)]
     return board(head, [Story(head, result.sentence, sheets)])
 
 
@@ -125,6 +125,16 @@ def _wrong(result: Preflight) -> Iterator[Sheet]:
     yield Sheet("Groups that are not synced, or not known to be", note, "", _HEADS, rows)
 
 
+def _updates(result: Preflight) -> Iterator[Sheet]:
+    if result.updates:
+        heads = ("changed at once", "response slope", "residual, noise floors", "result")
+        rows = [
+            (each.name, f"{each.follow:.2f}", number(each.residual), GLYPHS[each.mark])
+            for each in result.updates
+        ]
+        yield Sheet("Updates of few values of all groups", "", "", heads, rows)
+
+
 def _measurements(result: Preflight) -> Sheet:
     found, poison = result.found, result.poison
     back = GLYPHS["holds" if result.back else "violated"]
@@ -137,10 +147,6 @@ def _measurements(result: Preflight) -> Sheet:
             number(poison.distance),
             number(poison.limit),
             GLYPHS[poison.mark],
-        ),
-        *(
-            (f"update of {each.name}: response slope", number(each.follow), "", GLYPHS[each.mark])
-            for each in result.updates
         ),
         ("engine at the end against the start", number(result.returned), number(found.near), back),
     ]
