@@ -9,13 +9,13 @@ fixed before any run.
 
 from __future__ import annotations
 
-import sys
-import zlib
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from servanda.rl.dumps.formats.parquet import Writer
+from tests.field import unseen_lies
 from tests.field.unseen_causes import END, ask, first_end, load, play, repeated, score
 from tests.field.unseen_lies import (
     Lie,
@@ -32,27 +32,8 @@ from tests.field.unseen_lies import (
 )
 
 FOUND: list[Lie] = []
-
-
-def add(kind, expect, words, like, what):
-    def keep(build):
-        name = build.__name__
-
-        def make(folder: Path, seed: int = 0) -> None:
-            build(Path(folder), np.random.default_rng([seed, zlib.crc32(name.encode())]))
-
-        FOUND.append(Lie(name, what, make, kind, expect, tuple(words.split()), like))
-        return build
-
-    return keep
-
-
-def lie(expect, words, what, kind="lie"):
-    return add(kind, expect, words, "", what)
-
-
-def neighbour(like, what):
-    return add("healthy", "holds", "", like, what)
+lie = partial(unseen_lies.lie, into=FOUND)
+neighbour = partial(unseen_lies.neighbour, into=FOUND)
 
 
 def half(x):
@@ -676,15 +657,5 @@ def siblings_alike_at_low_temperature(folder, rng):
     write(folder, answered(rng, "tiny-lm", 5, 4, 8, 14, heat=0.3, noise=0.025, ranks=2))
 
 
-def main():
-    if len(sys.argv) not in (3, 4):
-        for each in FOUND:
-            print(each.kind, each.expect, each.name, sep="  ")
-        return
-    name, folder = sys.argv[1:3]
-    chosen = {c.name: c for c in FOUND}[name]
-    chosen.make(Path(folder), int(sys.argv[3]) if len(sys.argv) == 4 else 0)
-
-
 if __name__ == "__main__":
-    main()
+    unseen_lies.main(FOUND)

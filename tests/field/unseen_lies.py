@@ -60,25 +60,25 @@ class Lie:
 FOUND: list[Lie] = []
 
 
-def add(kind, expect, words, like, what):
+def add(kind, expect, words, like, what, into):
     def keep(build):
         name = build.__name__
 
         def make(folder: Path, seed: int = 0) -> None:
             build(Path(folder), np.random.default_rng([seed, zlib.crc32(name.encode())]))
 
-        FOUND.append(Lie(name, what, make, kind, expect, tuple(words.split()), like))
+        into.append(Lie(name, what, make, kind, expect, tuple(words.split()), like))
         return build
 
     return keep
 
 
-def lie(expect, words, what, kind="lie"):
-    return add(kind, expect, words, "", what)
+def lie(expect, words, what, kind="lie", into=FOUND):
+    return add(kind, expect, words, "", what, into)
 
 
-def neighbour(like, what):
-    return add("healthy", "holds", "", like, what)
+def neighbour(like, what, into=FOUND):
+    return add("healthy", "holds", "", like, what, into)
 
 
 # ---- rows
@@ -943,15 +943,15 @@ def experts_of_another_answer_and_a_floor(folder, rng):
     write(folder, rows, replays=True)
 
 
-def main():
+def main(found):
     if len(sys.argv) not in (3, 4):
-        for each in FOUND:
+        for each in found:
             print(each.kind, each.expect, each.name, sep="  ")
         return
     name, folder = sys.argv[1:3]
-    chosen = {c.name: c for c in FOUND}[name]
+    chosen = {c.name: c for c in found}[name]
     chosen.make(Path(folder), int(sys.argv[3]) if len(sys.argv) == 4 else 0)
 
 
 if __name__ == "__main__":
-    main()
+    main(FOUND)

@@ -299,6 +299,11 @@ def snapshot(*slices, version=1, **more):
     return Snapshot(version=version, slices=(*slices, whole), **given)
 
 
+def rows(running):
+    """The rows that wait for a leader."""
+    return [json.loads(row) for row in running.idle().launches.waiting()]
+
+
 def everything(**more):
     """The slice of all requests; none is sampled unless a test asks for it."""
     return SliceRoute(Cut("all", ()), **{"sample": 0.0, **more})

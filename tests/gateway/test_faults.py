@@ -28,6 +28,7 @@ from tests.gateway.serving import (
     everything,
     hang,
     reply,
+    rows,
     snapshot,
     stream,
     waits_for,
@@ -47,10 +48,6 @@ def no_client_stays():
 
 def post(running, **more):
     return running.client.post(PATH, json={**ASK, **more})
-
-
-def rows(running):
-    return [json.loads(row) for row in running.idle().launches.waiting()]
 
 
 class Client:

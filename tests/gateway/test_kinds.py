@@ -22,6 +22,7 @@ from tests.gateway.serving import (
     config,
     everything,
     reply,
+    rows,
     snapshot,
     stream,
 )
@@ -33,10 +34,6 @@ MESSAGES = [{"role": "user", "content": "ab"}]
 def asked(path, **more):
     said = {"messages": MESSAGES} if path == CHAT else {"prompt": "ab"}
     return {**said, "max_tokens": 8, **more}
-
-
-def rows(running):
-    return [json.loads(row) for row in running.idle().launches.waiting()]
 
 
 def before(infer, stable=None, dialect="llamacpp"):

@@ -1,6 +1,5 @@
 # Mirrored requests: infer is asked as well, and no user knows.
 
-import json
 
 import pytest
 
@@ -14,6 +13,7 @@ from tests.gateway.serving import (
     everything,
     hang,
     reply,
+    rows,
     snapshot,
     stream,
 )
@@ -34,10 +34,6 @@ def running(pools):
     with Running(config(*pools, controller=NOBODY)) as running:
         running.gateway.take(snapshot(whole=everything(**AWAY)))
         yield running
-
-
-def rows(running):
-    return [json.loads(row) for row in running.idle().launches.waiting()]
 
 
 def test_infer_is_asked_as_well_and_stable_answers(pools, running):

@@ -21,6 +21,7 @@ from tests.gateway.serving import (
     everything,
     hang,
     reply,
+    rows,
     snapshot,
     stream,
     waits_for,
@@ -30,10 +31,6 @@ ASK = {"model": "m", "prompt": [1, 2], "max_tokens": 4}
 EVENT = b'data: {"choices":[{"index":0,"text":"a"}]}\n\n'
 DONE = b"data: [DONE]\n\n"
 PATH = "/v1/completions"
-
-
-def rows(running):
-    return [json.loads(row) for row in running.idle().launches.waiting()]
 
 
 @contextlib.contextmanager

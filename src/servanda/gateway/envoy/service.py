@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import secrets
 import time
 from collections import deque
@@ -35,6 +34,7 @@ from servanda.gateway.http.error_replies import (
 )
 from servanda.gateway.http.headers import SESSIONS
 from servanda.gateway.http.listener import Listener, bind
+from servanda.gateway.http.tasks import end
 from servanda.gateway.proxy.pools.upstreams import COMPLETION_PATHS
 from servanda.gateway.proxy.request import CompletionRequest
 from servanda.gateway.routing.model import Decision, RequestFacts, snapshot_of
@@ -220,9 +220,7 @@ class Service:
         following = asyncio.ensure_future(self._leader.run())
         await send({"type": "lifespan.startup.complete"})
         await receive()  # shutdown
-        following.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await following
+        await end({following})
         await server.stop(_GRACE_S)
         await send({"type": "lifespan.shutdown.complete"})
 

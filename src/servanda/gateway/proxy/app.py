@@ -21,6 +21,7 @@ from servanda.errors import MeasurementError
 from servanda.gateway.http import headers as named
 from servanda.gateway.http.api_keys import Keys
 from servanda.gateway.http.error_replies import ErrorReply, send_error, send_whole
+from servanda.gateway.http.tasks import end
 from servanda.gateway.proxy.completion import CompletionHandler
 from servanda.gateway.proxy.config import AllowedPaths
 from servanda.gateway.proxy.counters import add
@@ -72,7 +73,6 @@ class ControllerSync:
     def __init__(self, gateway: Gateway, controllers: Sequence[Server]) -> None:
         self._gateway, self._controllers = gateway, deque(controllers)
         self._ready = asyncio.Event()
-        self._over = False
         self._rows = MESSAGE_ROWS  # most rows of a message
         self._took = False  # whether to confirm a new snapshot
         self._heard_alone = False  # whether the last message had no rows and was accepted
@@ -80,34 +80,22 @@ class ControllerSync:
         gateway.assignments.leads = bool(controllers)
 
     async def run(self) -> None:
-        """Run until `stop`."""
+        """Run until it is cancelled."""
         for controller in self._controllers:
             await controller.open()
-        while not self._over:
+        while True:
             well = False
             with self._gateway.observers.log:  # the routes are followed whatever cannot be sent
                 well = await self.once()
-            if self._over:
-                break
             await asyncio.sleep(_OFTEN_S)
             took, self._took = self._took, False
             if self._controller is not None and self._controller.about.probe is not None:
                 continue  # its address is not known yet: a retry costs nothing
             if not well or not (took or self._gateway.launches.waiting()):
                 self._ready.clear()
+                waits = self._ready.wait() if well else asyncio.Event().wait()
                 with contextlib.suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(
-                        self._ready.wait() if well else asyncio.Event().wait(), _SELDOM_S
-                    )
-
-    def stop(self, running: asyncio.Future[None]) -> None:
-        """End `run`.
-
-        Before Python 3.12 a `wait_for` whose work completes in the same loop turn swallows a
-        cancellation, so a cancellation alone is not sufficient.
-        """
-        self._over = True
-        running.cancel()
+                    await asyncio.wait_for(waits, _SELDOM_S)
 
     async def close(self) -> None:
         """Send the last rows, if the controller responds."""
@@ -255,9 +243,7 @@ class App:
         waiting = asyncio.ensure_future(self.gateway.wait_for_infer())
         await send({"type": "lifespan.startup.complete"})
         await receive()
-        sync.stop(syncing)
-        waiting.cancel()
-        await asyncio.gather(syncing, waiting, return_exceptions=True)
+        await end({syncing, waiting})
         await self.gateway.settle()
         await sync.close()
         await self.gateway.close()
@@ -520,9 +506,10 @@ def readiness(gateway: Gateway, *, draining: bool) -> Readiness:
     """The current readiness; draining: whether the gateway is shutting down."""
     reasons = ["the gateway is shutting down: send new requests elsewhere"] if draining else []
     snapshot, without = gateway.snapshot, gateway.config.without
-    if not any(_answers(gateway, pool) for pool in gateway.pools):
+    broken = [name for name, pool in gateway.pools.items() if pool.state == "open"]
+    if len(broken) == len(gateway.pools):
         reasons.append(f"no pool is available: {_waits(gateway, *gateway.pools)}")
-    elif snapshot is None and not _answers(gateway, without):
+    elif snapshot is None and without in broken and not gateway.has_fallback(without):
         reasons.append(f"no route is known, and {without} serves then: {_waits(gateway, without)}")
     notes = []
     if snapshot is None:
@@ -532,7 +519,6 @@ def readiness(gateway: Gateway, *, draining: bool) -> Readiness:
             f"the routes have expired: {snapshot.without} serves where they acted "
             "(routing.without_snapshot)"
         )
-    broken = [pool for pool in gateway.pools if not _closed(gateway, pool)]
     if broken and not reasons:
         notes.append(_waits(gateway, *broken))
     notes += [
@@ -542,17 +528,6 @@ def readiness(gateway: Gateway, *, draining: bool) -> Readiness:
         if pool.checked and (why := problem_of(server))
     ]
     return Readiness(not reasons, reasons, notes)
-
-
-def _closed(gateway: Gateway, pool: str) -> bool:
-    """Whether a pool accepts requests now, including trials."""
-    return gateway.pools[pool].state != "open"
-
-
-def _answers(gateway: Gateway, pool: str) -> bool:
-    """Whether requests of a pool are served, by it or by its fallback."""
-    instead = gateway.has_fallback(pool) and _closed(gateway, "stable")
-    return _closed(gateway, pool) or instead
 
 
 def _waits(gateway: Gateway, *pools: str) -> str:

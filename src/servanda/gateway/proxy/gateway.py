@@ -20,6 +20,7 @@ import msgspec
 from servanda.errors import MeasurementError
 from servanda.gateway.http.clock import SteadyClock
 from servanda.gateway.http.error_replies import ErrorReply
+from servanda.gateway.http.tasks import end
 from servanda.gateway.proxy.config import Config, Limits, Replicas
 from servanda.gateway.proxy.counters import FAILED, Counts, Guard, Observers, add
 from servanda.gateway.proxy.exchange import Exchange
@@ -143,9 +144,7 @@ class Gateway:
     async def settle(self) -> None:
         """End background work; rows without a response count as lost."""
         while tasks := self._tasks | self._checks:  # ending tasks may request the ids of a prompt
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await end(tasks)
         with self.observers.log:
             self.launches.end()
 
