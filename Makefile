@@ -103,6 +103,7 @@ $(VENVS)/vllm/.made: pyproject.toml constraints-vllm.txt
 	@touch $@
 
 test-engines: $(VENV)/.dev $(VENVS)/vllm/.made $(VENVS)/llamacpp/.made  ## real engines in environments of their own; gigabytes, and ten minutes
+	$(FETCH_REAL_MODEL) || test $$? = 69
 	SERVANDA_VENVS=$(VENVS) $(SLOW) tests/real
 
 # A machine with a GPU needs a CUDA build of torch, Transformers, pytest and Hypothesis, and the few

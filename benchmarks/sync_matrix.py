@@ -22,6 +22,8 @@ from benchmarks import committed
 KEPT = committed.KEPT / "sync_matrix.json"
 TRL = Path(os.environ.get("SERVANDA_VENVS", committed.ROOT / ".venvs")) / "trl" / "bin" / "python"
 LIMIT_S = 7200  # of all drills of a group of processes
+DELTA_KINDS = ("values", "xor", "shards", "difference", "low rank")
+DELTA_SEEDS = 8  # of working syncs of each kind
 HANGS_S = 20.0  # how long a drill waits for a server that never answers
 UNNAMED = {"", "unfaithful", "unexplained", "undecided"}
 SCRIPTS = committed.ROOT / "tests" / "real_rl"
@@ -237,6 +239,80 @@ def _following(replicas: int) -> Callable[[str, Sequence[str]], None]:
     return run
 
 
+def _delta_faults(kind: str) -> Callable[[], dict[str, Causes]]:
+    def faults() -> dict[str, Causes]:
+        from tests.rl.delta_syncs import CASES, FAULTS
+
+        healthy: dict[str, Causes] = {f"none {seed}": ("",) for seed in range(DELTA_SEEDS)}
+        return healthy | {fault: FAULTS[fault].causes for of, fault in CASES if of == kind}
+
+    return faults
+
+
+def _on_deltas(kind: str) -> Callable[[str, Sequence[str]], None]:
+    def run(setting: str, names: Sequence[str]) -> None:
+        from tests.rl.delta_syncs import subject
+        from tests.rl.sync_drill.toys import bits
+
+        from servanda.errors import MeasurementError
+        from servanda.rl import preflight
+
+        for name in names:
+            fault, seed = _fault_and_seed(name)
+            trainee, _ = subject(kind, fault, seed)
+            before = bits(trainee.module)
+            try:
+                found = preflight(trainee)
+                said = of_preflight(found, bits(trainee.module) == before)
+            except MeasurementError as error:
+                known = "logprob of nan" in str(error)
+                said = {"outcome": "error", "cause": "error" if known else ""}
+                said |= {"where": str(error).splitlines()[0][:120]}
+                said |= {"bits": bits(trainee.module) == before}
+            keep(setting, name, "preflight", **said)
+
+    return run
+
+
+def _fault_and_seed(name: str) -> tuple[str, int]:
+    """Of a name of `_delta_faults`."""
+    return ("", int(name.split()[1])) if name.startswith("none ") else (name, 0)
+
+
+def _followed_deltas() -> dict[str, Causes]:
+    from tests.rl.delta_syncs import FAULTS, FOLLOWED, KINDS
+
+    healthy: dict[str, Causes] = {f"none {kind}": ("",) for kind in KINDS}
+    return healthy | {name: FOLLOWED.get(name, ("no name",)) for name in FAULTS}
+
+
+def _following_deltas(setting: str, names: Sequence[str]) -> None:
+    """The whole fleet is asked at one address."""
+    from tests.rl.delta_syncs import FAULTS, Fleet, model_of
+    from tests.rl.follow_faults import Run, updates
+
+    from servanda.rl import Follow
+    from servanda.rl.follow.sent_weights import SentWeights
+
+    for name in names:
+        healthy = name.startswith("none ")
+        kind, fault = (name[5:], "") if healthy else (FAULTS[name].kind, name)
+        module = model_of(kind, fault, small=False)
+        fleet, sent = Fleet(module, kind, fault), SentWeights(module, "bfloat16")
+        follow = Follow(module)
+        steps = [follow.observe(0, sent(follow.probes), fleet.score(follow.probes))]
+        # adapters, and random weights, take larger steps
+        rate = 3e-4 if kind == "low rank" or "expert" in fault else 3e-5
+        for k in updates(module, Run("llama", steps=12, rate=rate)):
+            fleet.sync()
+            found = fleet.score(follow.probes)
+            steps.append(follow.observe(k + 1, sent(follow.probes), found))
+        red = [step for step in steps if step.outcome == "violated"]
+        where = f"violated from sync {red[0].version}" if red else ""
+        last = red[-1] if red else steps[-1]
+        keep(setting, name, "follow", outcome=last.outcome, cause=last.cause, where=where)
+
+
 def _trl_faults() -> dict[str, Causes]:
     from tests.rl.sync_drill.drills import CALLED
 
@@ -283,6 +359,8 @@ SETTINGS = {
     "SGLang's endpoints": Setting(_server_faults, _on_servers("sglang", 1)),
     "one replica of three": Setting(_server_faults, _on_servers("vllm", 3)),
     "TRL": Setting(_trl_faults, _on_trl),
+    **{f"differences: {k}": Setting(_delta_faults(k), _on_deltas(k)) for k in DELTA_KINDS},
+    "follow, differences": Setting(_followed_deltas, _following_deltas),
     "follow": Setting(_follow_faults, _following(1)),
     "follow, one replica of eight": Setting(_replica_faults, _following(8)),
 }

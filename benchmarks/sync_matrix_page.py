@@ -10,6 +10,14 @@ from benchmarks.sync_matrix import SETTINGS, Row
 
 DOCS = committed.ROOT / "docs" / "explanation" / "sync_matrix.md"
 _TOY = "a toy in float64 that FSDP2 shards over {} gloo processes; its engine is on rank 0"
+_DELTAS = "a Llama or a mixture of experts of two layers, and an engine in bfloat16 that is sent {}"
+DELTAS = {
+    "values": "the indices of the values that changed, and the values",
+    "xor": "the compressed XOR of the bytes before and after",
+    "shards": "those of eight shards of a tensor that have another checksum",
+    "difference": "changes in int8 with a scale for each row, which it adds",
+    "low rank": "one factor of each adapter, while both sides draw the other from a seed",
+}
 ABOUT = {
     "FSDP2, 2 processes": _TOY.format(2),
     "FSDP2, 4 processes": _TOY.format(4),
@@ -19,8 +27,26 @@ ABOUT = {
     "SGLang's endpoints": "the same behind a stand-in with the endpoints of SGLang 0.5.23",
     "one replica of three": "three stand-ins for vLLM, of which the second one has the fault",
     "TRL": "TRL's GRPOTrainer on models/tiny-lm, with an engine in bfloat16 for its rollouts",
+    **{f"differences: {kind}": _DELTAS.format(how) for kind, how in DELTAS.items()},
+    "follow, differences": "twelve updates of models/tiny-lm at a learning rate of 3e-5, of its "
+    "adapters or of the small mixture at 3e-4; the engine is in bfloat16, and each fault in the "
+    "kind of message that shows it first",
     "follow": "a training run of models/tiny-qwen3 with six syncs, and an engine in bfloat16",
     "follow, one replica of eight": "the same run with eight engines, of which one has the fault",
+}
+# whose code the syncs of a setting run
+EXERCISED = {
+    **dict.fromkeys(
+        ("FSDP2, 2 processes", "FSDP2, 4 processes", "ZeRO-3, 2 processes"), "real code"
+    ),
+    **dict.fromkeys(
+        ("vLLM's endpoints", "SGLang's endpoints", "one replica of three"), "emulation"
+    ),
+    **{f"differences: {kind}": "emulation" for kind in DELTAS},
+    "TRL": "real code",
+    "follow": "mapping code",
+    "follow, one replica of eight": "mapping code",
+    "follow, differences": "emulation",
 }
 NAMED = ("right", "unexplained", "undecided", "wrong", "passed")
 HEALTHY = ("working syncs", "held", "alarms")
@@ -41,6 +67,10 @@ tests every bit of the trainer's weights was as before.
 
 {matrix}
 
+## Syncs that send differences
+
+{differences}
+
 ## How it was run
 
 {about}
@@ -49,7 +79,9 @@ tests every bit of the trainer's weights was as before.
 `servanda.engines.faults.sync`. *Unexplained* is a violation or an error without a name. *Undecided*
 is an inconclusive result: no pass, but no detection either. An error is right if the fault has to
 cause it, such as a server that answers with status 500. *Held* counts working syncs whose outcome
-is *holds*. In TRL a number after the name of a fault is its value.
+is *holds*. Exercised is the framework's own *real code*; *mapping code*, by which Servanda loads
+the weights of a module into its engines; or an *emulation* in the tests. In TRL a number after the
+name of a fault is its value.
 
 Every run is a line of `benchmarks/measured/sync_matrix.json`. `python -m benchmarks.sync_matrix`
 runs those that are missing, `--setting NAME` and `--faults A,B` restrict it, and `--write` writes
@@ -77,7 +109,7 @@ def table(lines: Sequence[Sequence[str]]) -> str:
 
 def counts(found: Sequence[Row]) -> list[list[str]]:
     """A row for each setting."""
-    lines = [["setting", "detector", "faults", *NAMED, *HEALTHY]]
+    lines = [["setting", "exercised by", "detector", "faults", *NAMED, *HEALTHY]]
     for name in _settings(found):
         mine = [row for row in found if row["setting"] == name]
         broken, healthy = _apart(mine)
@@ -85,7 +117,7 @@ def counts(found: Sequence[Row]) -> list[list[str]]:
         clean = Counter(row["named"] for row in healthy)
         numbers = [len(broken), *(named[word] for word in NAMED)]
         numbers += [len(healthy), clean["right"], clean["alarm"]]
-        lines.append([name, mine[0]["detector"], *map(str, numbers)])
+        lines.append([name, EXERCISED[name], mine[0]["detector"], *map(str, numbers)])
     return lines
 
 
@@ -131,6 +163,7 @@ def page(found: Sequence[Row]) -> str:
         of_bits=len(bits),
         about="\n".join(f"- **{name}**: {ABOUT[name]}." for name in _settings(found)),
         counts=table(counts(found)),
-        matrix=table(matrix(found)),
+        matrix=table(matrix([row for row in found if "differences" not in row["setting"]])),
+        differences=table(matrix([row for row in found if "differences" in row["setting"]])),
         absent=", ".join(name for name in SETTINGS if name not in _settings(found)) or "none",
     )

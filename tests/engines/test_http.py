@@ -254,6 +254,27 @@ def test_llama_server_gives_what_a_filtered_token_was_drawn_with():
     assert trace.best[0].shape[1] == 3  # a top-k of 3 leaves no fourth
 
 
+@pytest.mark.parametrize(("text", "left_out"), [("a\u3082", 3), ("a\u3082", 0), ("ab", 3)])
+def test_llama_server_leaves_out_the_first_tokens_of_a_character(text, left_out):
+    def shorter(reply):
+        reply["content"] = text
+        del reply["completion_probabilities"][left_out]
+        return reply
+
+    with replaying(records("llamacpp")) as server:
+        engine = opened(server)
+        whole = rows_of(engine.generate(BATCH.take([0]), PLAIN, SEED), "logp")[0]
+        server.changed["/completion"] = changed(shorter)
+        if text.isascii():
+            with pytest.raises(MeasurementError, match="the server lost or added some"):
+                engine.generate(BATCH.take([0]), PLAIN, SEED)
+            return
+        logp = rows_of(engine.generate(BATCH.take([0]), PLAIN, SEED), "logp")[0]
+
+    assert np.flatnonzero(np.isnan(logp)).tolist() == [left_out]
+    assert np.array_equal(np.delete(logp, left_out), np.delete(whole, left_out))
+
+
 def test_raw_logprobs_and_another_order_of_filters_are_refused_where_the_draw_was_processed(vllm):
     engine = opened(vllm)
 

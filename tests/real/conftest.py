@@ -28,6 +28,15 @@ def venvs():
 
 
 @pytest.fixture(scope="session")
+def real_model(venvs):
+    """The folder of the real language model, with its GGUF."""
+    folder = venvs / "real-model"
+    if not (folder / "float32" / "model.safetensors").is_file():
+        pytest.skip("the real language model is not here: make real-model")
+    return folder
+
+
+@pytest.fixture(scope="session")
 def vllm(venvs):
     """The environment with vLLM, as kernels.*.python names it."""
     return str(venvs / "vllm")

@@ -54,6 +54,13 @@ def test_a_healthy_server_holds_within_rounding_and_is_undecided_by_bits(tmp_pat
     assert open_ in (0, 3) and "violated" not in {r["outcome"] for r in bits.values()}
 
 
+def test_a_real_model_in_4_bits_holds_within_the_rounding_of_its_engine(tmp_path, real_model):
+    with llama(tmp_path, real_model / "SmolLM2-135M-Instruct.Q4_1.gguf") as url:
+        code, seen = relations(url, "--longest", "96")
+    assert code == 0, seen
+    assert {r["outcome"] for r in seen.values()} == {"holds", "untestable"}
+
+
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_found_by_its_relation_and_by_one_command(tmp_path, gguf, preload, fault):
     name = FAULTS[fault]

@@ -58,6 +58,16 @@ def test_a_healthy_server_holds_bit_for_bit(tmp_path):
     assert (code, {*outcomes.values()}) == (0, {"holds"}), seen
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_real_model_holds_within_the_rounding_of_its_format(tmp_path, real_model, dtype):
+    more = ("--model", str(real_model / dtype), "--dtype", dtype, "--max-model-len", "2048")
+    with vllm(tmp_path, "", *more) as url:
+        code, seen = relations(url, "--longest", "96")
+    outcomes = {name: r["outcome"] for name, r in seen.items()}
+    assert outcomes.pop("update") == "untestable"
+    assert (code, {*outcomes.values()}) == (0, {"holds"}), seen
+
+
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_found_by_its_relation_and_by_one_command(tmp_path, fault):
     name, part = FAULTS[fault]

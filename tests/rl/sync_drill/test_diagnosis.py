@@ -43,4 +43,10 @@ FOLLOWING = [group(f"layers.{i}.mlp") for i in range(2)]
     ],
 )
 def test_the_cause_is_the_one_that_explains_all_that_was_seen(found, groups, cause):
-    assert cause_of(found, CLEAR, groups, adapted=False, layers=2) == cause
+    assert cause_of(found, CLEAR, groups, adapted=False, layers=2, back=True) == cause
+
+
+@pytest.mark.parametrize(("stopped", "cause"), [(False, "not_repaired"), (True, "dropped")])
+def test_what_a_further_sync_of_all_does_not_repair_was_lost_on_the_way(stopped, cause):
+    groups = [group("layers.0.mlp", 0.4, residual=9.0), group("layers.1.mlp", 0.0, stopped=stopped)]
+    assert cause_of(SOUND, CLEAR, groups, adapted=False, layers=2, back=False) == cause

@@ -1,7 +1,9 @@
 # The drill on kernels that agree exactly: what it says is then exact as well.
 
+import copy
 import os
 import signal
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +14,8 @@ from servanda.errors import Interrupted, MeasurementError  # noqa: E402
 from servanda.rl.sync_drill.drill import preflight, restore  # noqa: E402
 from servanda.rl.sync_drill.plan import planned  # noqa: E402
 from servanda.rl.sync_drill.sparse_update import SYNCS  # noqa: E402
-from servanda.rl.sync_drill.trainee import Trainee  # noqa: E402
+from servanda.rl.sync_drill.trainee import Trainee, forward_logprobs  # noqa: E402
+from tests.rl.served_weights import small_model  # noqa: E402
 from tests.rl.sync_drill.toys import Engine, Toy, bits, pair  # noqa: E402
 
 
@@ -186,6 +189,57 @@ def test_dropout_is_off_while_scoring_and_every_mode_is_as_it_was():
 
     assert preflight(trainee).found.train_noise == 0
     assert [part.training for part in trainee.module.modules()] == modes
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("renamed", "factor", "says"),
+    [
+        (("gate_proj", "up_proj"), 1.0, "mlp.gate_proj.weight and mlp.up_proj.weight"),
+        (("k_proj", "v_proj"), 1.0, "self_attn.k_proj.weight and self_attn.v_proj.weight"),
+        ((), 1.05, "model.norm.weight times 1.05"),
+    ],
+)
+def test_what_the_engine_had_wrong_from_the_start_is_named(dtype, renamed, factor, says):
+    module = small_model()
+    engine = copy.deepcopy(module).to(dtype)
+
+    @torch.no_grad()
+    def sync():
+        mine = dict(engine.named_parameters())
+        for name, value in module.named_parameters():
+            place = name
+            for one, other in (renamed, renamed[::-1]) if renamed else ():
+                place = name.replace(one, other) if one in name else place
+            mine[place].copy_(value * (factor if name == "model.norm.weight" else 1.0))
+
+    sync()
+    result = preflight(Trainee(module, sync, lambda rows: forward_logprobs(engine, rows)))
+
+    assert result.cause == ("misplaced" if renamed else "scaled")
+    assert says in result.sentence and result.found.moved < 0.01
+
+
+def test_dropout_in_the_trainers_own_scores_is_named_and_its_modes_are_used():
+    trainee, _ = pair()
+    module, trained = trainee.module.train(), []
+
+    def logprobs(rows):
+        trained.append(module.training)
+        return forward_logprobs(module, rows)
+
+    noisy = preflight(replace(trainee, logprobs=logprobs))
+    (warning,) = noisy.warnings
+    assert "dropout is active where they are computed" in warning and noisy.found.own_noise > 0.1
+    assert (noisy.outcome, noisy.found.train_noise, trained[:3]) == (
+        "holds",
+        0,
+        [True, True, False],
+    )
+
+    module.dropout.p, trained[:] = 0.0, []
+    calm = preflight(replace(trainee, logprobs=logprobs))
+    assert (calm.outcome, calm.warnings, {*trained}) == ("holds", (), {True})
 
 
 class Count:

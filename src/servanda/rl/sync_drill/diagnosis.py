@@ -44,6 +44,9 @@ CAUSES: dict[str, str] = {
     "shape, order and names of the tensors",
     "unfaithful": "the engine changes with the weights, but not as the trainer does, and no known "
     "fault explains it",
+    "not_repaired": "the engine holds other weights than were sent, though all of them at once "
+    "arrive, and further syncs do not repair it: a sync of differences was lost, or was applied to "
+    "other weights than it was made from",
     "not_returned": "the engine does not score as before the test, though the weights are restored",
 }
 
@@ -55,13 +58,17 @@ def cause_of(
     *,
     adapted: bool,
     layers: int,
+    back: bool,
 ) -> str:
     """The single cause that explains the measurements; "" without a fault.
 
     Args:
         adapted: whether the module has trained adapters.
         layers: number of tested layers.
+        back: whether the engine is as before once the restored weights are synced.
     """
+    if baseline.exchanged:
+        return "misplaced"
     visible = [group for group in groups if group.mark != "unseen"]
     wrong = [group for group in visible if group.mark == "violated"]
     if wrong or baseline.mixed or poison.mark == "violated":
@@ -76,7 +83,12 @@ def cause_of(
         return "scaled"
     if baseline.damaged:
         return "sync_moves"
-    return "unfaithful" if wrong else ""
+    if not wrong:
+        return ""
+    if back or poison.mark != "holds":
+        return "unfaithful"
+    # the engine is sent differences only, or it would have been repaired
+    return "dropped" if any(group.stopped for group in wrong) else "not_repaired"
 
 
 def _of_the_sync(
@@ -108,7 +120,7 @@ def _by_the_deaf(
     adapters_only = adapted and len(adapters) == len(visible)
     if adapted and adapters and all(g in deaf for g in adapters) and len(wrong) == len(adapters):
         return "adapter_ignored"
-    if len(deaf) == len(visible) and (visible or poison.follow < NEAR):
+    if len(deaf) == len(visible) and (visible or (poison.follow < NEAR and poison.still)):
         return "adapter_ignored" if adapters_only else "never_synced"
     if any(not _is_lost(group) and not group.lost for group in wrong):
         return ""  # there is another fault too, so no single name explains all

@@ -15,7 +15,7 @@ from servanda.judgement.verdict import BlindSpot
 from servanda.report.format import count
 from servanda.rl.sync_drill.diagnosis import CAUSES, cause_of
 from servanda.rl.sync_drill.explanation import classes, scaled_by
-from servanda.rl.sync_drill.lost_share import lost_share
+from servanda.rl.sync_drill.held_weights import exchanged, lost_share, order_held
 from servanda.rl.sync_drill.parallel.other_ranks import Restoration, follow, verbs
 from servanda.rl.sync_drill.parallel.process_group import Ranks, ranks_of
 from servanda.rl.sync_drill.parallel.weight_journal import Journal
@@ -44,7 +44,7 @@ from servanda.rl.sync_drill.stream import StreamNames
 from servanda.rl.sync_drill.trainee import Trainee, modes_kept, probes
 from servanda.rl.sync_drill.trainer_response import Trials, cast_of
 from servanda.rl.sync_drill.vocabulary import ranges_of, size_of
-from servanda.rl.sync_drill.weight_groups import blocks, weight_groups
+from servanda.rl.sync_drill.weight_groups import LAYER, blocks, weight_groups
 from servanda.rl.sync_drill.weight_snapshot import Weights
 from servanda.runner.measurement import Watch, unwatched
 from servanda.theory.sampling import Floats
@@ -73,13 +73,13 @@ def conclude(
     """
     layers = len({group.layer for group in groups if group.layer is not None})
     adapted = any(group.kind == "adapter" for group in groups)
-    cause = cause_of(baseline, poison, groups, adapted=adapted, layers=layers)
+    back = returned <= baseline.near
+    cause = cause_of(baseline, poison, groups, adapted=adapted, layers=layers, back=back)
     # an engine may want another layout: where it follows as it should, the stream is right
     if stream and stream.misplaced and cause in ("sync_moves", "unfaithful"):
         cause = "misplaced"
-    back = returned <= baseline.near
-    if cause in ("", "unfaithful") and poison.share:
-        cause = "share_stale"
+    if cause in ("", "unfaithful") and poison.cause:
+        cause = poison.cause
     if not cause and any(update.mark == "violated" for update in updates):
         cause = "dropped" if updates[-1].late else "sparse_updates"
     if not cause and back_late:
@@ -147,8 +147,10 @@ def _violated(
     if cause in ("late", "dropped"):
         late = max([poison.late, back_late, *(each.late for each in (*wrong, *updates))])
         sentence += f" ({count(late, 'sync')} later)"
-    if cause == "share_stale":
-        sentence += f": {poison.share}"
+    if baseline.exchanged:
+        sentence += f": {baseline.exchanged}"
+    elif cause == poison.cause:
+        sentence += f": {poison.held}"
     if cause == "sparse_updates":
         sentence += f": {updates[-1].name}"
     if cause in ("shard_stale", "experts_stale"):
@@ -179,6 +181,12 @@ def _warnings(
 ) -> Iterator[str]:
     if shaky and cause:
         yield f"response slope neither right nor clearly wrong: {_few(shaky)}"
+    if baseline.own_noise:
+        yield (
+            f"the trainer's own logprobs differ by {baseline.own_noise:.2g} nats from call to "
+            f"call, and by {baseline.train_noise:.2g} in evaluation mode: dropout is active where "
+            "they are computed; the test used evaluation mode"
+        )
     if baseline.distance > 2 * baseline.idle and not cause:
         yield "the engine had other weights before the first sync"
     if stream and stream.missing and not cause:
@@ -257,9 +265,13 @@ def poison_test(
         follow=answer.follow if answer else np.nan,
         limit=limit,
         mark=mark,
+        changed=float(np.abs(change_N).mean()),
     )
     if poison.mark == "violated":
         poison = _again(sides, baseline, poison, own_N, change_N, there_N)
+        if not (poison.late or poison.mixed or poison.cached or poison.still):
+            cause, held = order_held(weights, sides, there_N, limit)
+            poison = replace(poison, cause=cause, held=held)
     weights.restore()
     return poison
 
@@ -384,7 +396,8 @@ class _Drill:
         self.trials = Trials(self.weights, self.sides.train, ranges_of(trainee.module, rows))
         # further syncs: known to be needed, and tried if they might help
         self.late, self.further = 0, 1
-        self.near = 0.0  # largest distance of the restored engine from its state before, nats
+        # largest distance of the restored engine from its state before, and the noise floor, nats
+        self.near = self.floor = 0.0
         self.changed, self.whole = False, False
         self.stream: StreamNames | None = None
         self.updates: tuple[Response, ...] = ()
@@ -447,19 +460,27 @@ class _Drill:
             baseline = replace(baseline, scale=self._scale(base_infer_N, gap, limit, far=far))
         groups = self._perturbed(baseline, base_train_N, base_infer_N)
         wrong = [group for group in groups if group.mark == "violated"]
-        known = poison.late or poison.mixed or any(g.explained or g.deaf for g in wrong)
-        if poison.mark == "violated" and not known:
+        known = poison.late or poison.mixed or poison.cause
+        if poison.mark == "violated" and not (known or any(g.explained or g.deaf for g in wrong)):
             share = lost_share(self.weights, self.sides, self.groups, groups)
-            poison = replace(poison, share=share)
+            poison = replace(poison, cause="share_stale" if share else "", held=share)
         elif poison.mark != "violated" and not wrong:
             self.updates = sparse_updates(
                 self.weights, self.sides, base_train_N, base_infer_N, baseline.floor
             )
-        self.near = baseline.near
+        self.near, self.floor = baseline.near, baseline.floor
         return baseline, poison, groups, infer_N
 
     def _baseline(self) -> tuple[Baseline, Floats, Floats]:
         train_N, again_N = self.sides.train(), self.sides.train()
+        own_noise, moved = 0.0, distance(train_N, again_N)
+        if self.sides.own_modes and moved > RESOLUTION:
+            self.sides.own_modes = False
+            calm_N, again_calm_N = self.sides.train(), self.sides.train()
+            if distance(calm_N, again_calm_N) < moved / 4:
+                own_noise, train_N, again_N = moved, calm_N, again_calm_N
+            else:
+                self.sides.own_modes = True
         before_N, repeated_N = self.sides.infer(), self.sides.infer()
         self.sides.stage = "sync of unchanged weights"
         self.sides.sync()
@@ -477,6 +498,7 @@ class _Drill:
             floor=max(idle, train_noise, engine_noise, RESOLUTION),
             cast=cast_of(self.weights, after_N - train_N, train_N, self.sides.train),
             mixed=mixed,
+            own_noise=own_noise,
         )
         excess = baseline.idle - baseline.distance
         limit = baseline.distance + EXPLAINED * excess if baseline.moved_away else None
@@ -484,7 +506,15 @@ class _Drill:
         if scale is None and idle > POISON_NATS:
             # it need not have moved: an engine that was synced so before has the factor already
             scale = self._scale(after_N, idle, far=True)
-        return replace(baseline, scale=scale), train_N, after_N
+        if scale is None and idle > RESOLUTION:
+            # tensors outside of layers are few, and a factor on the last norm moves little
+            outside = {name: (name,) for name in self.weights.parameters if not LAYER.search(name)}
+            scores = partial(self.trials.without, {}, ())
+            scale = scaled_by(scores, outside, after_N, limit=EXPLAINED * idle)
+        which = ""
+        if scale is None and idle > POISON_NATS:
+            which = exchanged(self.weights, self.sides, after_N, idle)
+        return replace(baseline, scale=scale, exchanged=which), train_N, after_N
 
     def _scale(
         self, infer_N: Floats, gap: float, limit: float | None = None, *, far: bool
@@ -564,12 +594,13 @@ class _Drill:
         self.sides.stage = "sync of the restored weights"
         try:
             self.signals.expose()
-            returned, late = np.inf, 0
-            while returned > self.near and late <= LATEST:
+            found: list[float] = []
+            while len(found) <= LATEST and (not found or found[-1] > self.near):
                 self.sides.sync()
-                returned = distance(self.sides.infer(), start_N)
-                late += 1
-            return float(returned), late - 1
+                found.append(float(distance(self.sides.infer(), start_N)))
+            # a first distance below the floor is how the sync rounds a change, and is no delay
+            in_time = found[-1] <= self.near and found[0] <= self.floor
+            return found[-1], 0 if in_time else len(found) - 1
         except BaseException as error:
             raise with_state(error, self._state()) from error
 

@@ -20,6 +20,8 @@ RESIDUAL_ERROR, RESIDUAL_WARNS = 5.0, 3.0  # floors
 # nearly 0, a share of the trainer's own change
 POISON_FLOORS, POISON_SHARE = 8.0, 1 / 100
 POISON_NATS = 0.1  # least change of the trainer to call an engine not synced as a whole
+# share of the trainer's change with random weights below which the engine has not changed
+STILL = 0.25
 PLAIN = 3.0  # noise floors; a group with a smaller rest is not synced as a whole
 NEAR = 0.02  # distance of the slope from 0: not synced as a whole
 EXPLAINED = 0.25  # share of the engine's difference that an explanation may leave, or PLAIN floors
@@ -62,7 +64,10 @@ class Baseline:
         cast: the apparent format of transferred weights, if its rounding explains the difference;
             "" for none.
         scale: the tensors that the engine multiplies by a factor, if that explains it.
+        exchanged: the two kinds of tensors that change places in the engine; "" for none.
         mixed: whether the same tokens get one of two scores, one of them far from the trainer's.
+        own_noise: the trainer, scored twice by its own function in its modules' modes, if it is
+            noise that evaluation mode does not have; else 0.
     """
 
     distance: float
@@ -73,7 +78,9 @@ class Baseline:
     floor: float
     cast: str = ""
     scale: Scale | None = None
+    exchanged: str = ""
     mixed: bool = False
+    own_noise: float = 0.0
 
     @property
     def moved_away(self) -> bool:
@@ -110,7 +117,9 @@ class PoisonResult:
         fresh: the distance on tokens never scored before, where it was measured.
         late: number of further syncs of the same weights until they arrived.
         mixed: some rows or calls were scored with these weights, others with the old ones.
-        share: the part of a tensor without which the trainer reproduces the engine; "" if none.
+        changed: mean change of the engine's scores.
+        cause, held: the fault with which the trainer reproduces the engine, and its details: a part
+            of a tensor that is left out, or another place or format of all; "" for none.
     """
 
     distance: float
@@ -121,7 +130,14 @@ class PoisonResult:
     fresh: float | None = None
     late: int = 0
     mixed: bool = False
-    share: str = ""
+    changed: float = 0.0
+    cause: str = ""
+    held: str = ""
+
+    @property
+    def still(self) -> bool:
+        """Whether the engine did not change, or as noise does."""
+        return self.changed < STILL * self.moved
 
     @property
     def cached(self) -> bool:

@@ -42,6 +42,7 @@ class Sides:
         self.limit = limit
         self.trainee, self.rows, self.total, self.watch = trainee, rows, total, watch
         self.stage = "as found"
+        self.own_modes = trainee.logprobs is not None  # the trainer scores as it does in the run
         self.syncs = 0
 
     def train(self, rows: Rows | None = None) -> Floats:
@@ -50,14 +51,14 @@ class Sides:
         Raises:
             MeasurementError: it raises, or returns no usable logprobs.
         """
-        return self.ranks.call(self.train_here, rows or self.rows, self.stage)[0]
+        return self.ranks.call(self.train_here, rows or self.rows, self.stage, self.own_modes)[0]
 
-    def train_here(self, rows: Rows, stage: str) -> Floats:
+    def train_here(self, rows: Rows, stage: str, own_modes: bool) -> Floats:
         """The same in this process; all of a sharded trainer run it, and rank 0's scores count."""
         self.stage = stage
         try:
             answer = self._called(
-                lambda: train_scores(self.trainee, rows), "the trainer's logprobs"
+                lambda: train_scores(self.trainee, rows, own_modes), "the trainer's logprobs"
             )
         finally:
             reshard(self.trainee.module)

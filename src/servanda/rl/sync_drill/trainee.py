@@ -41,7 +41,8 @@ class Trainee:
         score: rows of token ids -> the engine's logprobs of each row's tokens except the first,
             at temperature 1, over the whole vocabulary.
         tokens: rows to score; None samples 640 tokens from the whole vocabulary.
-        logprobs: like `score`, for the trainer; None runs the module's forward pass.
+        logprobs: like `score`, for the trainer, in the modes that the module has; None runs the
+            module's forward pass in evaluation mode.
         replicas: servers behind `score`, each of which is tested by its own scores; see from_urls.
     """
 
@@ -272,12 +273,13 @@ def _chunks(rows: Rows) -> Iterator[list[int]]:
         yield from (at[i : i + most] for i in range(0, len(at), most))
 
 
-def train_scores(trainee: Trainee, rows: Rows) -> Sequence[Any]:
-    """The trainer's scores, without dropout and without a graph."""
+def train_scores(trainee: Trainee, rows: Rows, own_modes: bool = False) -> Sequence[Any]:
+    """The trainer's scores, without a graph; without dropout, or in the module's own modes."""
     import torch
 
     with modes_kept(trainee.module), torch.no_grad():
-        trainee.module.eval()
+        if not own_modes:
+            trainee.module.eval()
         if trainee.logprobs is not None:
             return trainee.logprobs(rows)
         return forward_logprobs(trainee.module, rows)

@@ -126,6 +126,14 @@ class Weights:
         """Round all tensors to a format."""
         self.ranks.post(self.local.cast, format_)
 
+    def reorder(self, number: int) -> None:
+        """Do to all tensors, which are whole, what an entry of ORDERS does."""
+        self.ranks.post(self.local.reorder, number)
+
+    def exchange(self, pairs: list[tuple[str, str]]) -> None:
+        """Give each of two tensors, which are whole, the values of the other before changes."""
+        self.ranks.post(self.local.exchange, pairs)
+
     def untie(self, use: str, name: str) -> None:
         """Exclude one use of a tied tensor from its perturbation."""
         self.ranks.call(self.local.untie, use, name)  # gathers one tensor

@@ -5,9 +5,12 @@
 # sampling a logprob is that of the plain softmax, after it (post_sampling_probs) a probability of
 # what the filters left, and the list may be shorter than requested.  A probability of 0 has the
 # logprob -3.4e38.  The echoed prompt is a text, so only its length can be held against what was
-# sent; a BOS is added to texts alone.  There are no logprobs of a prompt.
+# sent; a BOS is added to texts alone.  There are no logprobs of a prompt.  Of a character whose
+# bytes are several tokens, only the last token has an entry in `completion_probabilities`.
 
 from __future__ import annotations
+
+import math
 
 from servanda.contract.identity import DEFAULT
 from servanda.contract.model import Path
@@ -128,10 +131,13 @@ class LlamaCpp(Dialect):
         tokens = reply["tokens"].tokens(server.vocab_size)
         why = reply["stop_type"].text()
         complete(reply, tokens, sequence.width, _ENDS.get(why, why))
-        steps = reply["completion_probabilities"].items(len(tokens), "tokens")
         logp: list[float] = []
         best: list[Best] = []
-        for step, token in zip(steps, tokens, strict=True):
+        for step, token in zip(_steps(reply, tokens, server.vocab_size), tokens, strict=True):
+            if step is None:
+                logp.append(math.nan)
+                best.append(())
+                continue
             if step["id"].token(server.vocab_size) != token:
                 raise step["id"].wrong(f"the token {token}, which `tokens` has there")
             after = "prob" in step.value
@@ -171,6 +177,23 @@ class LlamaCpp(Dialect):
 
     def decoded(self, reply: Part) -> str:
         return reply["content"].text()
+
+
+def _steps(reply: Part, tokens: Ids, size: int) -> list[Part | None]:
+    """The entry of each token; None for those before the last one of a character of several tokens,
+    whose entries llama-server leaves out.
+    """
+    field, text = reply["completion_probabilities"], reply["content"].text()
+    steps = field.items()
+    if len(steps) >= len(tokens) or text.isascii():
+        return [*field.items(len(tokens), "tokens")]
+    found: list[Part | None] = []
+    for token in reversed(tokens):
+        here = bool(steps) and steps[-1]["id"].token(size) == token
+        found.append(steps.pop() if here else None)
+    if steps:
+        field.items(len(tokens), "tokens")  # refused: these are entries of other tokens
+    return found[::-1]
 
 
 def _value(part: Part, after: bool) -> float:

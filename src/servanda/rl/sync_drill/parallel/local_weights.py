@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from servanda.errors import MeasurementError
 from servanda.rl.sync_drill.noise import Sums, beyond, noise
+from servanda.rl.sync_drill.parallel.orders import ORDERS
 from servanda.rl.sync_drill.parallel.shards import (
     is_shard,
     laid_out,
@@ -115,6 +116,17 @@ class LocalWeights:
         """Round all tensors to a format."""
         for name, own in self.kept.items():
             self._write(name, own.to(getattr(torch, format_)).to(own.dtype))
+
+    def reorder(self, number: int) -> None:
+        """Do to all tensors what an entry of ORDERS does."""
+        for name in self.parameters:
+            self._write(name, ORDERS[number][2](self.values(name).clone(), self.start(name)))
+
+    def exchange(self, pairs: Iterable[tuple[str, str]]) -> None:
+        """Give each of two tensors the start of the other."""
+        for one, other in pairs:
+            self._write(one, self.start(other))
+            self._write(other, self.start(one))
 
     def settle(self, names: Iterable[str]) -> None:
         """Return tensors to the start of perturbations."""

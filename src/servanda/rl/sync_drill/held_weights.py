@@ -1,0 +1,103 @@
+# Which weights an engine holds instead of the random ones that it was sent: the same is done to the
+# trainer's, which then has to reproduce the engine.
+#
+# Its values in other places, or its changes rounded; or all but rows or columns of one matrix, such
+# as a head, or the shard of a rank of the engine, too small to be seen in the slope of its group.
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import combinations
+
+from servanda.rl.sync_drill.parallel.orders import ORDERS
+from servanda.rl.sync_drill.response_slope import distance
+from servanda.rl.sync_drill.result import EXPLAINED, Response
+from servanda.rl.sync_drill.sides import Sides
+from servanda.rl.sync_drill.weight_groups import LAYER, WeightGroup
+from servanda.rl.sync_drill.weight_snapshot import Weights
+from servanda.theory.sampling import Floats
+
+_GROUPS = 3  # those that fit worst are searched
+_PARTS = (2, 4)  # halves and quarters
+
+
+def order_held(weights: Weights, sides: Sides, there_N: Floats, limit: float) -> tuple[str, str]:
+    """(cause, what is wrong) with the random weights that the trainer has; "" if nothing explains
+    the engine.
+
+    Args:
+        there_N: the engine's scores after these weights were synced.
+        limit: on the distance of both sides, nats; what explains it is within, and halves it.
+    """
+    if not all(place.is_whole for place in weights.local.places.values()):
+        return "", ""
+    apart = distance(there_N, sides.train())
+    enough = min(max(limit, EXPLAINED * apart), apart / 2)
+    found: list[tuple[float, str, str]] = []
+    for number, (cause, what, _) in enumerate(ORDERS):
+        weights.reorder(number)
+        found.append((distance(there_N, sides.train()), cause, what))
+        weights.poison()
+    rest, cause, what = min(found)
+    return (cause, what) if rest < enough else ("", "")
+
+
+def exchanged(weights: Weights, sides: Sides, infer_N: Floats, apart: float) -> str:
+    """The two kinds of tensors that change places in the engine in every layer; "" for none.
+
+    Args:
+        infer_N: the engine's scores at equal weights; apart: their distance from the trainer, nats.
+    """
+    if not all(place.is_whole for place in weights.local.places.values()):
+        return ""
+    kinds: dict[str, list[str]] = {}
+    for name in weights.parameters:
+        kinds.setdefault(LAYER.sub(r"\2", name), []).append(name)
+    shapes = {kind: [weights.shapes[name] for name in names] for kind, names in kinds.items()}
+    found: list[tuple[float, str]] = []
+    for one, other in combinations(kinds, 2):
+        if shapes[one] == shapes[other]:
+            weights.exchange([*zip(kinds[one], kinds[other], strict=True)])
+            found.append((distance(infer_N, sides.train()), f"{one} and {other}"))
+            weights.settle([*kinds[one], *kinds[other]])
+    rest, which = min(found, default=(apart, ""))
+    return which if rest < EXPLAINED * apart else ""
+
+
+def lost_share(
+    weights: Weights, sides: Sides, groups: Sequence[WeightGroup], responses: Sequence[Response]
+) -> str:
+    """The part of a tensor without which random weights explain the engine; "" if none does.
+
+    Leaves the trainer with random weights.
+
+    Args:
+        responses: of the groups, in their order.
+    """
+    sides.stage = "all weights randomised once more"
+    weights.poison()
+    sides.sync()
+    there_N = sides.infer()
+    enough = EXPLAINED * distance(there_N, sides.train())
+    worst = sorted(zip(responses, groups, strict=True), key=lambda pair: -pair[0].residual)
+    found: list[tuple[float, str]] = []
+    for name in (name for _, group in worst[:_GROUPS] for name in group.tensors):
+        # of a matrix in shards no process has whole columns
+        axes = 1 + weights.local.places[name].is_whole
+        for axis, low, high in _shares(weights.shapes[name], axes):
+            weights.settle_share(name, axis, low, high)
+            rest = distance(there_N, sides.train())
+            weights.poison([name])
+            of = weights.shapes[name][axis]
+            found.append((rest, f"{name}, {('rows', 'columns')[axis]} {low}-{high - 1} of {of}"))
+    rest, share = min(found, default=(enough, ""))
+    return share if rest < enough else ""
+
+
+def _shares(shape: Sequence[int], axes: int) -> Iterator[tuple[int, int, int]]:
+    """(axis, from, to) of the parts of a matrix, along its first axes."""
+    for axis in range(axes) if len(shape) == 2 else ():
+        for parts in _PARTS:
+            size = shape[axis] // parts
+            if size:
+                yield from ((axis, low, low + size) for low in range(0, parts * size, size))
