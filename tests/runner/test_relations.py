@@ -448,8 +448,15 @@ def test_logprobs_that_are_no_number_are_no_agreement():
     nan = Pair(Request((1,), 1), *[seen((1, {1: float("nan")}), (2, {2: -2.0}))] * 2, "")
     alone = Pair(Request((1,), 1), *[seen((1, {1: float("nan")}))] * 2, "")
 
-    assert judged([nan]).answer == "1 tokens have no usable logprob to compare"
+    one = Pair(Request((1,), 1), seen((1, {1: float("nan")})), seen((1, {1: -2.0})), "")
+    many = [Pair(Request((1,), 1), *[seen((2, {2: -2.0}))] * 2, "")] * 100
+
+    assert judged([nan]).answer == "1 of 2 tokens have no logprob"
     assert judged([alone]).outcome == "inconclusive"
+    assert judged([*many, one]).answer == "1 tokens have a logprob in one answer alone"
+    assert judged([*many, alone]).answer.startswith(
+        "equal bit for bit: 101 answers, 100 of 101 tokens"
+    )
 
 
 def test_the_smallest_counterexample_is_the_smallest():

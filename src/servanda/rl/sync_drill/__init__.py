@@ -9,6 +9,6 @@
 #
 # trainee: the trainer and its engine · weight_groups: weights by name · perturbation,
 # response_slope: the response of one side to the other · noise: perturbations of weights ·
-# weight_snapshot: restoring weights · drill: the order of the test · diagnosis: causes · result:
-# measurements · report: output · parallel: shards and their processes · stream, stream_drill: a
-# sync as a stream of names and tensors.
+# weight_snapshot: restoring weights · drill: the order of the test · held_weights: what an engine
+# holds instead · diagnosis: causes · result: measurements · report: output · parallel: shards and
+# their processes · stream, stream_drill: a sync as a stream of names and tensors.

@@ -93,6 +93,7 @@ TIMES = 2.0  # the limit, in units of the rounding
 _DENSE = 0.3  # float32 rounds nearly every logprob; a model in 16 bits may seldom show it
 # times the limit: one answer that rounding cannot explain.  Of 200 answers of each of 20 healthy
 # servers one was beyond it, of an engine whose fp8 scale is of all rows of a step.
+_SILENT = 0.01  # share of tokens without a logprob in both answers that is not missed
 ODD = 8.0
 
 
@@ -295,7 +296,10 @@ class Judge:
         if state:
             return replace(known, outcome=state, answer=why)
         if unknown := sum(d.unknown for d in seen):
-            return replace(known, answer=f"{unknown} tokens have no usable logprob to compare")
+            return replace(known, answer=f"{unknown} tokens have a logprob in one answer alone")
+        silent = sum(d.silent for d in seen)
+        if silent > _SILENT * known.of:
+            return replace(known, answer=f"{silent} of {known.of:,} tokens have no logprob")
         share = f"{known.positions:,} of {known.of:,} tokens"
         if known.positions < relation.compared * known.of:
             why = f"only {share} could be compared: other tokens are drawn"

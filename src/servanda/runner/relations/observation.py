@@ -72,7 +72,8 @@ class Difference:
         given: the same sum for independent logit noise of one nat.
         largest: largest |difference| of a logprob that both report, nats.
         unequal: positions with any logprob that differs in a bit.
-        unknown: positions where a logprob is NaN.
+        unknown: positions where a logprob is NaN in one answer alone; silent: in both, as within a
+            character of several tokens in llama-server.
         flips: other draws of one seed that the differences explain, at most.
         at: the position that moved most; None where no bit differs.
         other_token: the first position at which another token was drawn though no logprob
@@ -87,6 +88,7 @@ class Difference:
     largest: float = 0.0
     unequal: int = 0
     unknown: int = 0
+    silent: int = 0
     flips: float = 0.0
     at: int | None = None
     other_token: int | None = None
@@ -140,8 +142,8 @@ def difference(a: Observation, b: Observation) -> Difference:
             given=found.given + _given([x for x, _ in known]),
             largest=max([found.largest, *unlike]),
             unequal=found.unequal + bool(unlike or moved),
-            unknown=found.unknown
-            + (len(known) < len(pairs) or bool(own and theirs and not known + mine + yours)),
+            unknown=found.unknown + any(math.isnan(x) != math.isnan(y) for x, y in pairs),
+            silent=found.silent + any(math.isnan(x) and math.isnan(y) for x, y in pairs),
             flips=found.flips + _flips([x for x, _ in known], moved, vocabulary),
             at=at,
             other_token=t if redrawn and at is None else None,
