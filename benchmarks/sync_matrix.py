@@ -313,6 +313,42 @@ def _following_deltas(setting: str, names: Sequence[str]) -> None:
         keep(setting, name, "follow", outcome=last.outcome, cause=last.cause, where=where)
 
 
+# of each fault of tests/rl/unseen_syncs.py, by its own words and before the first run
+UNSEEN: dict[str, Causes] = {
+    "sparse_gap_bytes": ("sparse_updates", "misplaced", "not_repaired"),
+    "shadow_buffer": ("dropped", "not_repaired"),
+    "redundant_experts": ("experts_stale", "stale_replicas"),
+    "lora_rank_pattern": ("scaled",),
+    "fused_scale": ("scaled", "wrong_cast"),
+    "folded_norms": ("late", "dropped"),
+    "restarted_replica": ("stale_replicas",),
+    "latest_by_text": ("stopped",),
+    "bias_of_each_rank": ("scaled", "sync_moves"),
+    "buffers_after_sleep": ("sync_moves",),
+}
+
+
+def _unseen() -> dict[str, Causes]:
+    from tests.rl.unseen_syncs import CASES
+
+    return {case.name: UNSEEN.get(case.name, ("",)) for case in CASES}
+
+
+def _on_unseen(setting: str, names: Sequence[str]) -> None:
+    from tests.rl.sync_drill.toys import bits
+    from tests.rl.unseen_syncs import CASES
+
+    from servanda.rl import preflight
+
+    for case in CASES:
+        if case.name in names:
+            trainee = case.make()
+            before = bits(trainee.module)
+            found = preflight(trainee)
+            same = bits(trainee.module) == before
+            keep(setting, case.name, "preflight", **of_preflight(found, same))
+
+
 def _trl_faults() -> dict[str, Causes]:
     from tests.rl.sync_drill.drills import CALLED
 
@@ -360,6 +396,7 @@ SETTINGS = {
     "one replica of three": Setting(_server_faults, _on_servers("vllm", 3)),
     "TRL": Setting(_trl_faults, _on_trl),
     **{f"differences: {k}": Setting(_delta_faults(k), _on_deltas(k)) for k in DELTA_KINDS},
+    "unseen": Setting(_unseen, _on_unseen),
     "follow, differences": Setting(_followed_deltas, _following_deltas),
     "follow": Setting(_follow_faults, _following(1)),
     "follow, one replica of eight": Setting(_replica_faults, _following(8)),

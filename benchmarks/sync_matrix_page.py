@@ -28,6 +28,9 @@ ABOUT = {
     "one replica of three": "three stand-ins for vLLM, of which the second one has the fault",
     "TRL": "TRL's GRPOTrainer on models/tiny-lm, with an engine in bfloat16 for its rollouts",
     **{f"differences: {kind}": _DELTAS.format(how) for kind, how in DELTAS.items()},
+    "unseen": "ten faults and ten working syncs of small models, which were written without a look at "
+    "the source and committed, with the right names, before the first run; the answers are those of "
+    "the first run",
     "follow, differences": "twelve updates of models/tiny-lm at a learning rate of 3e-5, of its "
     "adapters or of the small mixture at 3e-4; the engine is in bfloat16, and each fault in the "
     "kind of message that shows it first",
@@ -46,6 +49,7 @@ EXERCISED = {
     "TRL": "real code",
     "follow": "mapping code",
     "follow, one replica of eight": "mapping code",
+    "unseen": "emulation",
     "follow, differences": "emulation",
 }
 NAMED = ("right", "unexplained", "undecided", "wrong", "passed")
