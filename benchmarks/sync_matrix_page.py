@@ -28,9 +28,9 @@ ABOUT = {
     "one replica of three": "three stand-ins for vLLM, of which the second one has the fault",
     "TRL": "TRL's GRPOTrainer on models/tiny-lm, with an engine in bfloat16 for its rollouts",
     **{f"differences: {kind}": _DELTAS.format(how) for kind, how in DELTAS.items()},
-    "unseen": "ten faults and ten working syncs of small models, which were written without a look at "
-    "the source and committed, with the right names, before the first run; the answers are those of "
-    "the first run",
+    "unseen": "ten faults and ten working syncs of small models, which were written without a look "
+    "at the source and committed, with the right names, before the first run, whose "
+    "answers these are",
     "follow, differences": "twelve updates of models/tiny-lm at a learning rate of 3e-5, of its "
     "adapters or of the small mixture at 3e-4; the engine is in bfloat16, and each fault in the "
     "kind of message that shows it first",
@@ -102,6 +102,9 @@ this page.
   vLLM.
 - Follow decides within six syncs here. A fault that changes the scores little is still undecided
   then, and so is a working sync.
+- Three of the ten unseen syncs that work were alarms: two engines that begin with the trainer's
+  exact weights and round them, to int8 or to 16 bits, from the first sync on, and one that adds
+  int8 differences in float32.
 - Settings without a run on the machine of this page: {absent}.
 """
 
