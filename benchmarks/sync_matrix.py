@@ -22,7 +22,14 @@ from benchmarks import committed
 KEPT = committed.KEPT / "sync_matrix.json"
 TRL = Path(os.environ.get("SERVANDA_VENVS", committed.ROOT / ".venvs")) / "trl" / "bin" / "python"
 LIMIT_S = 7200  # of all drills of a group of processes
-DELTA_KINDS = ("values", "xor", "shards", "difference", "low rank")
+# kinds of messages of tests/rl/delta_syncs.py -> what an engine is sent
+DELTAS = {
+    "values": "the indices of the values that changed, and the values",
+    "xor": "the compressed XOR of the bytes before and after",
+    "shards": "those of eight shards of a tensor that have another checksum",
+    "difference": "changes in int8 with a scale for each row, which it adds",
+    "low rank": "one factor of each adapter, while both sides draw the other from a seed",
+}
 DELTA_SEEDS = 8  # of working syncs of each kind
 HANGS_S = 20.0  # how long a drill waits for a server that never answers
 UNNAMED = {"", "unfaithful", "unexplained", "undecided"}
@@ -252,31 +259,31 @@ def _delta_faults(kind: str) -> Callable[[], dict[str, Causes]]:
 def _on_deltas(kind: str) -> Callable[[str, Sequence[str]], None]:
     def run(setting: str, names: Sequence[str]) -> None:
         from tests.rl.delta_syncs import subject
-        from tests.rl.sync_drill.toys import bits
-
-        from servanda.errors import MeasurementError
-        from servanda.rl import preflight
 
         for name in names:
-            fault, seed = _fault_and_seed(name)
+            healthy = name.startswith("none ")
+            fault, seed = ("", int(name.split()[1])) if healthy else (name, 0)
             trainee, _ = subject(kind, fault, seed)
-            before = bits(trainee.module)
-            try:
-                found = preflight(trainee)
-                said = of_preflight(found, bits(trainee.module) == before)
-            except MeasurementError as error:
-                known = "logprob of nan" in str(error)
-                said = {"outcome": "error", "cause": "error" if known else ""}
-                said |= {"where": str(error).splitlines()[0][:120]}
-                said |= {"bits": bits(trainee.module) == before}
-            keep(setting, name, "preflight", **said)
+            keep(setting, name, "preflight", **_drilled(trainee))
 
     return run
 
 
-def _fault_and_seed(name: str) -> tuple[str, int]:
-    """Of a name of `_delta_faults`."""
-    return ("", int(name.split()[1])) if name.startswith("none ") else (name, 0)
+def _drilled(trainee: Any) -> Row:
+    """The row of a drill in this process."""
+    from tests.rl.sync_drill.toys import bits
+
+    from servanda.errors import MeasurementError
+    from servanda.rl import preflight
+
+    before = bits(trainee.module)
+    try:
+        found = preflight(trainee)
+        return of_preflight(found, bits(trainee.module) == before)
+    except MeasurementError as error:
+        known = "error" if "logprob of nan" in str(error) else ""
+        said = {"outcome": "error", "cause": known, "where": str(error).splitlines()[0][:120]}
+        return said | {"bits": bits(trainee.module) == before}
 
 
 def _followed_deltas() -> dict[str, Causes]:
@@ -335,18 +342,11 @@ def _unseen() -> dict[str, Causes]:
 
 
 def _on_unseen(setting: str, names: Sequence[str]) -> None:
-    from tests.rl.sync_drill.toys import bits
     from tests.rl.unseen_syncs import CASES
-
-    from servanda.rl import preflight
 
     for case in CASES:
         if case.name in names:
-            trainee = case.make()
-            before = bits(trainee.module)
-            found = preflight(trainee)
-            same = bits(trainee.module) == before
-            keep(setting, case.name, "preflight", **of_preflight(found, same))
+            keep(setting, case.name, "preflight", **_drilled(case.make()))
 
 
 def _trl_faults() -> dict[str, Causes]:
@@ -395,7 +395,7 @@ SETTINGS = {
     "SGLang's endpoints": Setting(_server_faults, _on_servers("sglang", 1)),
     "one replica of three": Setting(_server_faults, _on_servers("vllm", 3)),
     "TRL": Setting(_trl_faults, _on_trl),
-    **{f"differences: {k}": Setting(_delta_faults(k), _on_deltas(k)) for k in DELTA_KINDS},
+    **{f"differences: {k}": Setting(_delta_faults(k), _on_deltas(k)) for k in DELTAS},
     "unseen": Setting(_unseen, _on_unseen),
     "follow, differences": Setting(_followed_deltas, _following_deltas),
     "follow": Setting(_follow_faults, _following(1)),

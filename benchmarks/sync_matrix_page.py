@@ -6,18 +6,11 @@ from collections import Counter
 from collections.abc import Sequence
 
 from benchmarks import committed
-from benchmarks.sync_matrix import SETTINGS, Row
+from benchmarks.sync_matrix import DELTAS, SETTINGS, Row
 
 DOCS = committed.ROOT / "docs" / "explanation" / "sync_matrix.md"
 _TOY = "a toy in float64 that FSDP2 shards over {} gloo processes; its engine is on rank 0"
 _DELTAS = "a Llama or a mixture of experts of two layers, and an engine in bfloat16 that is sent {}"
-DELTAS = {
-    "values": "the indices of the values that changed, and the values",
-    "xor": "the compressed XOR of the bytes before and after",
-    "shards": "those of eight shards of a tensor that have another checksum",
-    "difference": "changes in int8 with a scale for each row, which it adds",
-    "low rank": "one factor of each adapter, while both sides draw the other from a seed",
-}
 ABOUT = {
     "FSDP2, 2 processes": _TOY.format(2),
     "FSDP2, 4 processes": _TOY.format(4),

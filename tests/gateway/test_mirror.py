@@ -1,6 +1,5 @@
 # Mirrored requests: infer is asked as well, and no user knows.
 
-
 import pytest
 
 from servanda.gateway.proxy.config import Limits

@@ -4,12 +4,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from benchmarks.sync_matrix import DELTAS  # noqa: E402
+
 from servanda.errors import MeasurementError  # noqa: E402
 from servanda.rl import preflight  # noqa: E402
 from tests.rl.delta_syncs import CASES, FAULTS, KINDS, subject  # noqa: E402
 from tests.rl.sync_drill.toys import bits  # noqa: E402
 
-# of the other faults benchmarks/sync_matrix.py has the answers, in each kind of message
 SHOWN = {
     "lost apply": "some syncs are dropped",
     "wrong base": "further syncs do not repair it",
@@ -38,7 +39,7 @@ def test_a_fault_between_messages_has_a_name(fault):
     result = preflight(trainee)
 
     assert result.exit_code == 1 and result.cause in FAULTS[fault].causes, str(result)
-    assert SHOWN[fault] in result.sentence
+    assert SHOWN[fault] in result.sentence and "later)" not in result.sentence
     assert bits(trainee.module) == before
 
 
@@ -50,4 +51,4 @@ def test_numbers_that_are_none_are_refused_with_their_place():
 
 def test_each_fault_has_a_kind_that_shows_it():
     assert len(FAULTS) == 14 and {fault for _, fault in CASES} == {*FAULTS}
-    assert {kind for kind, _ in CASES} == {*KINDS}
+    assert {kind for kind, _ in CASES} == {*KINDS} == {*DELTAS}

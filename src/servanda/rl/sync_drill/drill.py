@@ -93,7 +93,7 @@ def conclude(
     return Preflight(
         outcome=outcome,
         cause=cause,
-        sentence=_violated(cause, baseline, poison, groups, updates, back_late)
+        sentence=_violated(cause, baseline, poison, groups, updates, back_late if back else 0)
         if cause
         else _not_violated(outcome, groups, updates, unseen, shaky),
         found=baseline,
@@ -144,13 +144,11 @@ def _violated(
 ) -> str:
     wrong = [group for group in groups if group.mark == "violated"]
     sentence = CAUSES[cause]
-    if cause in ("late", "dropped"):
-        late = max([poison.late, back_late, *(each.late for each in (*wrong, *updates))])
+    late = max([poison.late, back_late, *(each.late for each in (*wrong, *updates))])
+    if cause in ("late", "dropped") and late:  # else no further sync delivered them
         sentence += f" ({count(late, 'sync')} later)"
-    if baseline.exchanged:
-        sentence += f": {baseline.exchanged}"
-    elif cause == poison.cause:
-        sentence += f": {poison.held}"
+    if held := baseline.exchanged or (poison.held if cause == poison.cause else ""):
+        sentence += f": {held}"
     if cause == "sparse_updates":
         sentence += f": {updates[-1].name}"
     if cause in ("shard_stale", "experts_stale"):
@@ -184,8 +182,8 @@ def _warnings(
     if baseline.own_noise:
         yield (
             f"the trainer's own logprobs differ by {baseline.own_noise:.2g} nats from call to "
-            f"call, and by {baseline.train_noise:.2g} in evaluation mode: dropout is active where "
-            "they are computed; the test used evaluation mode"
+            f"call, and by {baseline.train_noise:.2g} in evaluation mode: randomness such as "
+            "dropout is active where they are computed; the test used evaluation mode"
         )
     if baseline.distance > 2 * baseline.idle and not cause:
         yield "the engine had other weights before the first sync"
@@ -472,15 +470,7 @@ class _Drill:
         return baseline, poison, groups, infer_N
 
     def _baseline(self) -> tuple[Baseline, Floats, Floats]:
-        train_N, again_N = self.sides.train(), self.sides.train()
-        own_noise, moved = 0.0, distance(train_N, again_N)
-        if self.sides.own_modes and moved > RESOLUTION:
-            self.sides.own_modes = False
-            calm_N, again_calm_N = self.sides.train(), self.sides.train()
-            if distance(calm_N, again_calm_N) < moved / 4:
-                own_noise, train_N, again_N = moved, calm_N, again_calm_N
-            else:
-                self.sides.own_modes = True
+        (train_N, again_N), own_noise = self._trained_twice()
         before_N, repeated_N = self.sides.infer(), self.sides.infer()
         self.sides.stage = "sync of unchanged weights"
         self.sides.sync()
@@ -511,10 +501,22 @@ class _Drill:
             outside = {name: (name,) for name in self.weights.parameters if not LAYER.search(name)}
             scores = partial(self.trials.without, {}, ())
             scale = scaled_by(scores, outside, after_N, limit=EXPLAINED * idle)
-        which = ""
-        if scale is None and idle > POISON_NATS:
-            which = exchanged(self.weights, self.sides, after_N, idle)
+        far = scale is None and idle > POISON_NATS
+        which = exchanged(self.weights, self.sides, after_N, idle) if far else ""
         return replace(baseline, scale=scale, exchanged=which), train_N, after_N
+
+    def _trained_twice(self) -> tuple[tuple[Floats, Floats], float]:
+        """The trainer's scores, twice, and the noise, nats, for which it is in evaluation mode."""
+        twice = self.sides.train(), self.sides.train()
+        noise = distance(*twice)
+        if not self.sides.own_modes or noise <= RESOLUTION:
+            return twice, 0.0
+        self.sides.own_modes = False
+        calm = self.sides.train(), self.sides.train()
+        if distance(*calm) < noise / 4:
+            return calm, noise
+        self.sides.own_modes = True
+        return twice, 0.0
 
     def _scale(
         self, infer_N: Floats, gap: float, limit: float | None = None, *, far: bool

@@ -72,8 +72,7 @@ class Difference:
         given: the same sum for independent logit noise of one nat.
         largest: largest |difference| of a logprob that both report, nats.
         unequal: positions with any logprob that differs in a bit.
-        unknown: positions where a logprob is NaN in one answer alone; silent: in both, as within a
-            character of several tokens in llama-server.
+        unknown: positions where a logprob is NaN in one answer alone; silent: in both.
         flips: other draws of one seed that the differences explain, at most.
         at: the position that moved most; None where no bit differs.
         other_token: the first position at which another token was drawn though no logprob

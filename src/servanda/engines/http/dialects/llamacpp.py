@@ -5,8 +5,8 @@
 # sampling a logprob is that of the plain softmax, after it (post_sampling_probs) a probability of
 # what the filters left, and the list may be shorter than requested.  A probability of 0 has the
 # logprob -3.4e38.  The echoed prompt is a text, so only its length can be held against what was
-# sent; a BOS is added to texts alone.  There are no logprobs of a prompt.  Of a character whose
-# bytes are several tokens, only the last token has an entry in `completion_probabilities`.
+# sent; a BOS is added to texts alone.  There are no logprobs of a prompt.  A token after which the
+# text is no valid UTF-8, as within a character, has no entry in `completion_probabilities`.
 
 from __future__ import annotations
 
@@ -180,8 +180,8 @@ class LlamaCpp(Dialect):
 
 
 def _steps(reply: Part, tokens: Ids, size: int) -> list[Part | None]:
-    """The entry of each token; None for those before the last one of a character of several tokens,
-    whose entries llama-server leaves out.
+    """The entry of each token; None for those that llama-server leaves out, which are aligned by
+    their ids.  A text of ASCII has all entries.
     """
     field, text = reply["completion_probabilities"], reply["content"].text()
     steps = field.items()

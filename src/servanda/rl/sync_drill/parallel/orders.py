@@ -23,10 +23,7 @@ def _moved(places: float) -> Order:
 
 
 def _stacked(new: Tensor, _: Tensor) -> Tensor:
-    if new.dim() != 3:
-        return new
-    first, second, last = new.shape
-    return new.reshape(second, first, last).transpose(0, 1)
+    return new.reshape(*new.shape[1::-1], -1).transpose(0, 1) if new.dim() == 3 else new
 
 
 def _restacked(new: Tensor, _: Tensor) -> Tensor:
