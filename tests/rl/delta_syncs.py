@@ -97,6 +97,7 @@ FAULTS = {
 }
 # what Follow calls those for which it has a name
 FOLLOWED = {
+    "NaN on grouped experts": ("error",),
     "version without transfer": ("never_synced",),
     "part of a fleet": ("part_of_rows",),
     "tied alias": ("part",),

@@ -151,6 +151,37 @@ def test_missing_scores_are_counted_and_never_agreement():
     assert {(s.outcome, s.exit_code) for s in none} == {("error", 4)}
 
 
+def test_an_engine_of_nan_is_an_error_that_says_so():
+    walk = Walk()
+    engine = walk.engine(HELD[""])
+    broken = [
+        np.where((k > 0) & (np.arange(ROWS) % 4 > 0)[:, None], np.nan, e)
+        for k, e in enumerate(engine)
+    ]
+
+    steps = walk.follow(broken)
+
+    assert [s.outcome for s in steps[:2]] == ["inconclusive", "error"]
+    assert steps[-1].sentence.startswith("the engine gives no logprob of 480 of 640 probe tokens")
+
+
+@pytest.mark.parametrize("rounds, far", [(0.16, False), (0.3, False), (0.6, True)])
+def test_an_engine_that_jumps_away_at_a_sync_is_violated_beyond_what_rounding_may_begin(
+    rounds, far
+):
+    """Its changes are unrelated to those of the trainer, so no slope says anything."""
+    walk = Walk(step=0.01)
+    jump = walk.rng.normal(0, rounds, (ROWS, TOKENS))
+    engine = [e + jump * (k > 0) for k, e in enumerate(walk.engine(HELD[""]))]
+
+    steps = walk.follow(engine)
+
+    assert [s.outcome == "violated" for s in steps] == [far and s.version > 0 for s in steps]
+    if far:
+        assert steps[1].cause == "unexplained"
+        assert "nats from the trainer, and was 0.02 from it at version 0" in steps[1].sentence
+
+
 def test_a_replica_that_vanishes_is_an_error_and_not_left_out():
     walk = Walk()
     engine = walk.engine(HELD[""])

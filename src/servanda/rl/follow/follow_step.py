@@ -380,6 +380,11 @@ _ROUNDING = 1.25
 # mixture of two versions leaves more, if they differ by 1.2 noise floors or more.
 _FITS = _ROUNDING * math.sqrt(2)
 _SHAPE = 0.35  # what a factor may leave of the part that it explains
+# distances of both sides that no cause has to explain: more of the best sync's than an engine comes
+# to that rounds to 8 bits from its first sync on (9 times bfloat16's, measured), and in nats, for
+# an engine may begin with the trainer's own bits
+_FAR, _FAR_NATS = 12.0, 0.5
+_NO_SCORES = 0.2  # share of the tokens that a model without a number for them is no accident of
 _STACKS = (1, 2, 4, 8)  # last syncs at which an engine follows again
 _PASSING = 0.1  # share of alpha for patterns that pass within a window, at most STACKED ** 2
 _CYCLES = 4  # syncs after the reference that show a pattern in time
@@ -444,9 +449,13 @@ class Question:
         train_N = scores.train_N
         infer_N = scores.infer.get(replica, np.full_like(train_N, np.nan))
         missing = int((~np.isfinite(train_N + infer_N)).sum())
-        if missing == train_N.size:
-            return ReplicaFollow("error", missing=missing)
         known = [look for look, s in self.kept.items() if replica in s.infer]
+        before_N = self.kept[known[0]].infer[replica]
+        lost = int((np.isfinite(before_N) & np.isnan(infer_N)).sum())
+        if missing == train_N.size or lost > _NO_SCORES * train_N.size:
+            side = "trainer" if np.isnan(train_N).all() else "engine"
+            detail = f"the {side} gives no logprob of {missing:,} of {train_N.size:,} probe tokens"
+            return ReplicaFollow("error", detail=detail, missing=missing)
         floor = max(RESOLUTION, min(gap_nats(self.kept[look], replica) for look in known))
         windows = [
             Window(self.kept, since, newest, self.start_U, replica, self.parts, floor)
@@ -500,6 +509,8 @@ class _Windows:
             cause, detail, since = self._cause(red)
         else:
             cause, detail, since = self._rows()
+            if not cause:
+                cause, detail, since = self._far()
         if cause:
             slope = self.slopes[since][self.frozen]
             found = self._with("violated", slope, since, cause=cause, detail=detail)
@@ -561,6 +572,23 @@ class _Windows:
             if not any(window.rest_nats(other) <= fits for other in others):
                 return ROWS, str(rows), window.since
         return "", "", 0
+
+    def _far(self) -> tuple[str, str, int]:
+        """(cause, detail, reference sync) of an engine that is much farther off than it was."""
+        window = self.windows[-1]
+        gaps = {
+            look: gap_nats(scores, window.replica)
+            for look, scores in window.kept.items()
+            if window.replica in scores.infer
+        }
+        gap, best = gaps[self.newest], min(gaps, key=lambda look: gaps[look])
+        if not gap > max(_FAR * window.floor_nats, _FAR_NATS):
+            return "", "", 0
+        detail = (
+            f"it is {gap:.2g} nats from the trainer, and was {gaps[best]:.2g} from it at version "
+            f"{window.kept[best].version}"
+        )
+        return UNEXPLAINED, detail, window.since
 
     def _cause(self, red: Sequence[Window]) -> tuple[str, str, int]:
         """(cause, detail, reference sync): of the longest window in which one rival is left."""
@@ -801,7 +829,7 @@ _ASSUMES: Mapping[Outcome, str] = {
 
 def _sentence(found: ReplicaFollow) -> str:
     if found.outcome == "error":
-        return "no probe token has scores of both sides"
+        return f"{found.detail}: weights that are NaN, or a request that failed"
     if found.outcome == "holds":
         return "the engine follows the trainer"
     if found.outcome == "inconclusive":
@@ -829,4 +857,9 @@ def _sentence(found: ReplicaFollow) -> str:
         PARTS: f"part of the weights does not reach the engine: {found.detail}",
         ROWS: f"part of the rows is answered as at version {found.since}: {found.detail}",
         UNDECIDED: f"the engine does not follow; further syncs decide between: {found.detail}",
-    }.get(found.cause, "the engine does not follow, and no known cause explains its scores")
+    }.get(
+        found.cause,
+        f"the engine does not follow: {found.detail}; no known cause explains this"
+        if found.detail
+        else "the engine does not follow, and no known cause explains its scores",
+    )
