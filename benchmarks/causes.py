@@ -25,6 +25,7 @@ from tests.field import (
     ninth_unseen_causes,
     seventh_unseen_causes,
     sixth_unseen_causes,
+    tenth_unseen_causes,
     third_unseen_causes,
     unseen_causes,
 )
@@ -59,6 +60,7 @@ SETS = {
     "seventh set": seventh_unseen_causes.FOUND,
     "eighth set": eighth_unseen_causes.FOUND,
     "ninth set": ninth_unseen_causes.FOUND,
+    "tenth set": tenth_unseen_causes.FOUND,
 }
 UNSEEN = ROOT / "benchmarks" / "measured" / "causes_unseen.json"
 PAGE = ROOT / "docs" / "explanation" / "causes.md"
