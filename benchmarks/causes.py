@@ -19,6 +19,7 @@ from typing import Any
 
 from tests.field import (
     eighth_unseen_causes,
+    eleventh_unseen_causes,
     fifth_unseen_causes,
     fourth_unseen_causes,
     more_unseen_causes,
@@ -49,6 +50,8 @@ ONE_NAME = {
     "padding": {"beginning"},
     "old_weights": {"stale_cache"},
     "stale_replica": {"stale_cache"},
+    "precision_drift": {"stale_weights"},
+    "stale_cache": {"stale_weights"},
 }
 SETS = {
     "first set": unseen_causes.FOUND,
@@ -61,6 +64,7 @@ SETS = {
     "eighth set": eighth_unseen_causes.FOUND,
     "ninth set": ninth_unseen_causes.FOUND,
     "tenth set": tenth_unseen_causes.FOUND,
+    "eleventh set": eleventh_unseen_causes.FOUND,
 }
 UNSEEN = ROOT / "benchmarks" / "measured" / "causes_unseen.json"
 PAGE = ROOT / "docs" / "explanation" / "causes.md"
@@ -125,7 +129,8 @@ What a dump cannot separate has one name. `numerics` may be precision, quantisat
 as an epsilon, kernels that depend on the batch in every row alike, weights of another checkpoint,
 or other tokens before each prompt. `long_context` is a window or a mask that cuts attention, or
 positions that are wrong from a length on. `stale_cache` is a prefix cache, one engine of several
-that no label tells apart, or responses that were kept. A temperature, a cap and another scale of
+that no label tells apart, or responses that were kept. `stale_weights` are updates that the engine
+does not have as they are: not sent, rounded, or kept from it by a cache. A temperature, a cap and another scale of
 the logits are one name, too. Cases that were written when these had several names count by any of
 them, except at the first run.
 

@@ -465,7 +465,7 @@ def head_never_synced(world: World, by: float, _: np.random.Generator) -> Record
     return mixed(world, "stale_tied_head", 3.0, True, by * of_steps(GROWING))
 
 
-@composed("precision_drift", tune=(1.0,), test=(0.8, 1.2))
+@composed("stale_weights", tune=(1.0,), test=(0.8, 1.2))
 def low_precision_drift(world: World, by: float, _: np.random.Generator) -> Record:
     return mixed(world, "int4", True, True, by * of_steps((0.9, 1.1, 1.4, 1.7, 2.0, 2.3)))
 

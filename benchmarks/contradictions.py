@@ -12,7 +12,6 @@ from servanda.judgement.clauses.base import CellVerdict
 from servanda.judgement.verdict import Verdict
 
 _ENGINE, _TRAINER = ("one_engine", "stale_replica"), ("one_rank",)
-_GROWS = ("stale_weights", "precision_drift")
 _WITH_A_CHECK = {*OF_CHECKS.values(), *EXACT, RAW, "top_p", UNEXPLAINED}
 
 
@@ -71,7 +70,7 @@ LAW: Mapping[str, Callable[[Verdict], bool]] = {
         "alike at equal probability" in _text(v) and _differs(v)
     ),
     "the gap grows over the steps; it is in one step": lambda v: (
-        _cause(v) in _GROWS and _one_step(v)
+        _cause(v) == "stale_weights" and _one_step(v)
     ),
     "a check of the data has failed; the cause is one of sound data": lambda v: (
         v.outcome == "error" and _cause(v) not in {"", *_WITH_A_CHECK}

@@ -38,7 +38,7 @@ KNOWN = {
     ),
     "noise that grows from the first step on": (
         {"noise": lambda step: 0.15 + 0.04 * step},
-        "precision_drift",
+        "stale_weights",
         "it grows x",
     ),
     "one replica": ({"labels": REPLICA, "wrong": _third}, "one_engine", "replica r3: "),

@@ -6,8 +6,13 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from servanda.rl.sync_drill.drill import preflight  # noqa: E402
+from servanda.rl.sync_drill.held_weights import seen_shares  # noqa: E402
 from servanda.rl.sync_drill.plan import planned  # noqa: E402
-from servanda.rl.sync_drill.trainee import Trainee  # noqa: E402
+from servanda.rl.sync_drill.sides import Sides  # noqa: E402
+from servanda.rl.sync_drill.signals import TimeLimit  # noqa: E402
+from servanda.rl.sync_drill.trainee import Trainee, probes  # noqa: E402
+from servanda.rl.sync_drill.weight_snapshot import Weights  # noqa: E402
+from servanda.runner.measurement import unwatched  # noqa: E402
 from tests.rl.served_weights import small_model  # noqa: E402
 from tests.rl.sync_drill.broken import (  # noqa: E402
     Copies,
@@ -192,6 +197,33 @@ def test_a_quarter_of_a_matrix_that_never_arrives_is_named(left_out, low):
     assert result.cause == "share_stale"
     what = "rows" if left_out is without_rows else "columns"
     assert f"{name}, {what} {low}-{low + 1} of 8" in result.sentence
+
+
+def test_the_smallest_share_that_is_seen_is_told_and_its_loss_is_a_violation():
+    shares = drilled(load).poison.shares
+
+    assert {name.removeprefix("layers.0.").removeprefix("layers.1.") for name in shares} == {
+        name.removeprefix("layers.0.") for name in trainee(load)[0].module.state_dict()
+        if name.startswith("layers.0.") and name.endswith("weight") and "norm" not in name
+    }  # fmt: skip
+    for name, share in shares.items():
+        rows = trainee(load)[0].module.state_dict()[name].shape[0]
+        assert share < 1
+        assert drilled(without_rows(0, int(share * rows), name)).outcome == "violated", name
+
+
+def test_a_share_is_told_as_what_it_moves_against_the_limit():
+    drill, _ = trainee(load)
+    weights = Weights(drill.module)
+    sides = Sides(drill, probes(drill, 0), 1, unwatched, TimeLimit(None))
+    weights.poison()
+    there_N = sides.train()
+
+    every = seen_shares(weights, sides, there_N, 0.0)
+    none = seen_shares(weights, sides, there_N, np.inf)
+
+    assert {*every.values()} == {1 / 8} and {*none.values()} == {1.0}
+    assert np.array_equal(sides.train(), there_N)
 
 
 @pytest.mark.parametrize("off", [0, 1])

@@ -201,15 +201,9 @@ _ALL = (
     ),
     Cause(
         "stale_weights",
-        "weights that do not reach the engine, all of them or a part",
-        "precision_drift",
-        "whether a sync changes the engine as it changes the trainer",
-        _PREFLIGHT,
-    ),
-    Cause(
-        "precision_drift",
-        "low precision whose error grows with the weights",
-        "stale_weights",
+        "updates that do not reach the engine as they are: weights, all or a part, that are not "
+        "sent, that are rounded on the way or in its format, or that a cache keeps",
+        "numerics",
         "whether a sync changes the engine as it changes the trainer",
         _PREFLIGHT,
     ),
@@ -479,12 +473,9 @@ REMEDIES: Mapping[str, Remedy] = {
         _sync,
     ),
     "stale_weights": Remedy(
-        "send every group of weights in each sync, and reset the engine's caches after it",
+        "send every group of weights in each sync, compute new scales, and reset the engine's "
+        "caches after it",
         _sync,
-    ),
-    "precision_drift": Remedy(
-        "compute new scales at each sync, or serve the weights without quantisation",
-        _modules,
     ),
     "stale_replica": Remedy("take this replica out until it has the new weights", _sync),
     "one_engine": Remedy(

@@ -65,7 +65,7 @@ _TWO = 0.3  # least share of the larger of two places
 _GROWS, _SURE_Z = 1.5, 3.0
 _AT_START = 0.35  # a first step below this share of the last: nothing was wrong before an update
 _STALE_CONCENTRATION, _WORST = 0.75, 0.3  # share of the gap in the worst sequences with so much
-_GROWING = ("stale_weights", "precision_drift", "stale_cache")
+_GROWING = ("stale_weights", "stale_cache")
 _OLD = 2.0  # times the rate of tokens of the current weights
 _EARLY, _LATE = 0.4, 0.25  # share of the tokens that are a beginning, and an end
 _BEGINNING = 48  # tokens of a response
@@ -583,10 +583,9 @@ def _growth(case: Case, steps: Shape) -> Found | None:
         )
     at = f"step {first} has {100 * start:.0f} % of the last third's"
     own = float(table.gap_K[begin_K].mean())
-    if start < _AT_START and own <= max(case.limit / 2, _REST * case.gap):
+    from_nothing = start < _AT_START and own <= max(case.limit / 2, _REST * case.gap)
+    if from_nothing or (first <= 1 and start >= _REST and steps.steady):
         return Found("stale_weights", f"{growth}; {at}")
-    if first <= 1 and start >= _REST and steps.steady:
-        return Found("precision_drift", f"{growth}; {at} already, before most updates")
     return None
 
 

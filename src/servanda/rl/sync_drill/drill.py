@@ -15,7 +15,7 @@ from servanda.judgement.verdict import BlindSpot
 from servanda.report.format import count
 from servanda.rl.sync_drill.diagnosis import CAUSES, cause_of
 from servanda.rl.sync_drill.explanation import classes, scaled_by
-from servanda.rl.sync_drill.held_weights import exchanged, lost_share, order_held
+from servanda.rl.sync_drill.held_weights import exchanged, lost_share, order_held, seen_shares
 from servanda.rl.sync_drill.parallel.other_ranks import Restoration, follow, verbs
 from servanda.rl.sync_drill.parallel.process_group import Ranks, ranks_of
 from servanda.rl.sync_drill.parallel.weight_journal import Journal
@@ -270,6 +270,8 @@ def poison_test(
         if not (poison.late or poison.mixed or poison.cached or poison.still):
             cause, held = order_held(weights, sides, there_N, limit)
             poison = replace(poison, cause=cause, held=held)
+    elif poison.mark == "holds":
+        poison = replace(poison, shares=seen_shares(weights, sides, here_N, limit))
     weights.restore()
     return poison
 

@@ -19,6 +19,7 @@ from servanda.theory.sampling import Floats
 
 _GROUPS = 3  # those that fit worst are searched
 _PARTS = (2, 4)  # halves and quarters
+_LEAST = 8  # rows of a matrix of which an eighth is lost
 
 
 def order_held(weights: Weights, sides: Sides, there_N: Floats, limit: float) -> tuple[str, str]:
@@ -92,6 +93,38 @@ def lost_share(
             found.append((rest, f"{name}, {('rows', 'columns')[axis]} {low}-{high - 1} of {of}"))
     rest, share = min(found, default=(enough, ""))
     return share if rest < enough else ""
+
+
+def kinds_of(weights: Weights) -> list[list[str]]:
+    """The matrices of layers, those of one kind together."""
+    kinds: dict[str, list[str]] = {}
+    for name, shape in weights.shapes.items():
+        if LAYER.search(name) and len(shape) == 2 and shape[0] >= _LEAST:
+            kinds.setdefault(LAYER.sub(r"\2", name), []).append(name)
+    return [*kinds.values()]
+
+
+def seen_shares(weights: Weights, sides: Sides, there_N: Floats, limit: float) -> dict[str, float]:
+    """A matrix of each kind -> the smallest share of its first rows of which the loss would exceed
+    the limit, of a half, a quarter and an eighth; 1 if not even a half does.
+
+    Args:
+        there_N: the trainer's scores with the random weights that it has.
+        limit: on the distance of both sides then, nats.
+    """
+    seen: dict[str, float] = {}
+    for names in kinds_of(weights):
+        name = names[len(names) // 2]
+
+        def shows(parts: int, name: str = name) -> bool:
+            weights.settle_share(name, 0, 0, weights.shapes[name][0] // parts)
+            apart = distance(sides.train(), there_N)
+            weights.poison([name])
+            return apart > limit
+
+        order = (4, 8) if shows(4) else (2,)
+        seen[name] = min((1 / n for n in order if n == 4 or shows(n)), default=1.0)
+    return seen
 
 
 def _shares(shape: Sequence[int], axes: int) -> Iterator[tuple[int, int, int]]:

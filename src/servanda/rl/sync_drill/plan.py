@@ -8,6 +8,7 @@ from math import prod
 
 import numpy as np
 
+from servanda.rl.sync_drill.held_weights import kinds_of
 from servanda.rl.sync_drill.perturbation import LATEST
 from servanda.rl.sync_drill.sparse_update import SYNCS
 from servanda.rl.sync_drill.trainee import Trainee, probes
@@ -68,8 +69,10 @@ def plan_of(weights: Weights, ranges: Sequence[tuple[int, int]] = ()) -> Plan:
     most = least + apart + again + 2 * LATEST + LATEST * zeros
     names = tuple(group.name for group in groups)
     trials = Trials(weights, lambda: np.zeros(0), ranges)
-    # twice as found, two roundings, all weights random, few values; each group, and without a part
-    forwards = 5 + SYNCS + zeros + sum(1 + len(trials.pieces_of(group)) for group in groups)
+    # twice as found, two roundings, all weights random, few values, two shares of each kind of
+    # matrix; each group, and without a part
+    forwards = 5 + SYNCS + zeros + 2 * len(kinds_of(weights))
+    forwards += sum(1 + len(trials.pieces_of(group)) for group in groups)
     here = weights.local
     return Plan(
         names,

@@ -15,6 +15,7 @@ from servanda.report.html import Sheet, Story, board
 from servanda.report.html_pictures import Markup, key
 from servanda.rl.sync_drill.result import Baseline, Mark, Outcome, Part, PoisonResult, Response
 from servanda.rl.sync_drill.stream import StreamNames
+from servanda.rl.sync_drill.weight_groups import LAYER
 from servanda.traces.serialization import to_plain
 
 # The result of a preflight sync test as a page: a grid of layers and parameter groups.
@@ -270,6 +271,8 @@ def _lines(result: Preflight) -> Iterator[str]:
     )
     if poison.fresh is not None:
         yield f"         on tokens never scored before: {_nats(poison.fresh)}"
+    if poison.shares:
+        yield f"shares   of its rows whose loss exceeds this limit: {_shares(poison)}"
     yield "groups   each perturbed alone; response slope of the engine (1: synced, 0: not synced)"
     blocks: dict[str, list[Response]] = {}
     for response in result.groups:
@@ -314,6 +317,17 @@ def _lines(result: Preflight) -> Iterator[str]:
         f"weights restored bit for bit, {engine} · "
         f"{count(result.syncs, 'sync')} · exit {result.exit_code} · {result.seconds:.0f} s"
     )
+
+
+def _shares(poison: PoisonResult) -> str:
+    """The smallest shares that are seen, each with the kinds of matrices."""
+    by: dict[float, list[str]] = {}
+    for name, share in poison.shares.items():
+        kind = LAYER.sub(r"\2", name).removesuffix(".weight")
+        by.setdefault(share, []).append(kind.rpartition(".")[2])
+    words = {1.0: "more than half of", 0.5: "half of", 0.25: "a quarter of", 0.125: "an eighth of"}
+    of = "; ".join(f"{words[share]} {', '.join(kinds)}" for share, kinds in sorted(by.items()))
+    return f"{of}, each of a middle layer"
 
 
 def _of_stream(stream: StreamNames) -> Iterator[str]:

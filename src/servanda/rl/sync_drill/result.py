@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 Outcome = Literal["holds", "violated", "inconclusive"]
@@ -120,6 +121,8 @@ class PoisonResult:
         changed: mean change of the engine's scores.
         cause, held: the fault with which the trainer reproduces the engine, and its details: a part
             of a tensor that is left out, or another place or format of all; "" for none.
+        shares: a matrix of each kind -> the smallest share of its rows whose loss exceeds the
+            limit; see held_weights.seen_shares.
     """
 
     distance: float
@@ -133,6 +136,7 @@ class PoisonResult:
     changed: float = 0.0
     cause: str = ""
     held: str = ""
+    shares: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def still(self) -> bool:
