@@ -116,7 +116,7 @@ what is said, and where the run has changed against good runs, the change.
    where labels of both sides cut out the same tokens, both are said. `numerics`, the same
    everywhere, is said after the test that it is: at equal probability no step, label, turn, quarter
    of a length or position, or violated slice of the contract differs by more than {uneven}, and
-   neither sequences nor token ids do.
+   neither sequences nor token ids do, of a gap of at most 0.4 nats a token.
 6. **Otherwise** the place, its share, the two likeliest causes, and the command that separates
    them.
 
@@ -130,9 +130,9 @@ as an epsilon, kernels that depend on the batch in every row alike, weights of a
 or other tokens before each prompt. `long_context` is a window or a mask that cuts attention, or
 positions that are wrong from a length on. `stale_cache` is a prefix cache, one engine of several
 that no label tells apart, or responses that were kept. `stale_weights` are updates that the engine
-does not have as they are: not sent, rounded, or kept from it by a cache. A temperature, a cap and another scale of
-the logits are one name, too. Cases that were written when these had several names count by any of
-them, except at the first run.
+does not have as they are: not sent, rounded, or kept from it by a cache. A temperature, a cap and
+another scale of the logits are one name, too. Cases that were written when these had several names
+count by any of them, except at the first run.
 
 ## Measured
 

@@ -277,8 +277,8 @@ def test_lists_of_unlike_tokens_differ_by_what_they_leave_out():
 # limits
 
 
-def moved(noise, unequal=1.0):
-    return Measured(noise, unequal)
+def moved(noise, unequal=1.0, positions=100):
+    return Measured(noise, unequal, positions)
 
 
 @pytest.mark.parametrize(
@@ -294,6 +294,9 @@ def moved(noise, unequal=1.0):
         # a fault in two relations does not excuse itself
         ({"b": moved(0.02), "c": moved(3.0), "d": moved(0.03)}, "16-bit", 0.06, None, "twice what"),
         ({"b": moved(0.02), "replay": moved(0.04)}, "16-bit", 0.08, None, "twice what"),
+        # few tokens show a noise that is little known; nothing else does
+        ({"b": moved(0.02, positions=12), "c": moved(0.03)}, "16-bit", 0.06, None, "twice what"),
+        ({"b": moved(0.02, positions=12)}, "16-bit", 0.04, None, "twice what"),
     ],
 )
 def test_a_limit_is_twice_the_rounding_that_other_relations_show(others, rounding, nats, red, why):

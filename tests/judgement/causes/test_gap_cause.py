@@ -31,6 +31,11 @@ def _late(row, length, position, *_):
 # how a gap is drawn, its cause, and a part of the sentence
 KNOWN = {
     "noise alike everywhere": ({"noise": 0.3}, "numerics", "alike at equal probability"),
+    "noise that arithmetic seldom makes": (
+        {"noise": 1.2},
+        UNEXPLAINED,
+        "alike at equal probability",
+    ),
     "noise from nothing": (
         {"noise": lambda step: 0.01 + 0.06 * (step - 1)},
         "stale_weights",

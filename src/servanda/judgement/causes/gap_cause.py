@@ -74,6 +74,8 @@ UNEVEN = 1.7  # largest over smallest rate of what is alike
 _UNLIKE = 0.5  # relative spread of the rates of sequences that are alike
 _BALANCED = 0.3  # weights above 1 over those below; of a large gap few tokens have the large ones
 _OF_IDS = 0.15  # share of the gap that the mean of each token id explains
+# nats a token beyond which other tokens, other routes and a bias of ids differ everywhere, too
+_ARITHMETIC = 0.4
 _PART = 0.04  # share of the tokens of a part that is compared
 _ERRORS = 4.0  # standard errors that a difference has at least
 
@@ -532,6 +534,7 @@ def _everywhere(case: Case, steps: Shape | None) -> Found:
             return found
         if (
             alike
+            and _nats(table) <= _ARITHMETIC
             and _balanced(table)
             and max((one.share for one in [*tried, *flexible]), default=0.0) < _SOME
         ):
@@ -547,6 +550,11 @@ def _everywhere(case: Case, steps: Shape | None) -> Found:
 
 def _by_share(one: Account) -> float:
     return -one.share
+
+
+def _nats(table: TokenTable) -> float:
+    """Root of the mean square of the log ratios."""
+    return float(np.sqrt((np.clip(table.log_ratio_K, -5.0, 5.0) ** 2).mean()))
 
 
 def _balanced(table: TokenTable) -> bool:
@@ -644,8 +652,7 @@ def alike_everywhere(case: Case) -> tuple[bool, str]:
             worst = max(worst, (high / max(low, 1e-9), name))
     spread = _spread(case)
     ids = next((one.share for one in accounts(*case.parts, 0.0, {"head": FLEXIBLE["head"]})), 0.0)
-    rms = float(np.sqrt((np.clip(table.log_ratio_K, -5.0, 5.0) ** 2).mean()))
-    size = f"{rms:.2g} nats a token"
+    size = f"{_nats(table):.2g} nats a token"
     if worst[0] > UNEVEN:
         return False, f"{size}, uneven by {worst[1]} (x{worst[0]:.2g} at equal probability)"
     if spread > _UNLIKE:

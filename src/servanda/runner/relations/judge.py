@@ -90,6 +90,7 @@ Rounding = Literal["float32", "16-bit", "8-bit", "4-bit"]
 LEAST = {"float32": 2e-5, "16-bit": 0.01, "8-bit": 0.02, "4-bit": 0.03}
 MOST = {"float32": 1e-3, "16-bit": 0.15, "8-bit": 0.3, "4-bit": 0.4}
 TIMES = 2.0  # the limit, in units of the rounding
+_TOKENS = 16  # the noise of fewer is known to a fifth or worse
 _DENSE = 0.3  # float32 rounds nearly every logprob; a model in 16 bits may seldom show it
 # times the limit: one answer that rounding cannot explain.  Of 200 answers of each of 20 healthy
 # servers one was beyond it, of an engine whose fp8 scale is of all rows of a step.
@@ -113,16 +114,17 @@ class Limit:
 
 @dataclass(frozen=True)
 class Measured:
-    """What a relation's pairs show: the logit noise, and the share of positions that differ."""
+    """What a relation shows: the logit noise, and the share and number of positions that differ."""
 
     noise: float
     unequal: float
+    positions: int
 
     @classmethod
     def of(cls, pairs: Sequence[Pair]) -> Measured:
         seen = [pair.difference for pair in pairs]
         positions = max(1, sum(d.positions for d in seen))
-        return cls(logit_noise(seen), sum(d.unequal for d in seen) / positions)
+        return cls(logit_noise(seen), sum(d.unequal for d in seen) / positions, positions)
 
 
 def limit_of(
@@ -141,7 +143,8 @@ def limit_of(
     if stated is not None:
         return Limit(stated, stated, "as stated")
     others = {key: one for key, one in found.items() if key != name and one.noise}
-    shown = sorted(one.noise for one in others.values())
+    sure = {key: one for key, one in others.items() if one.positions >= _TOKENS} or others
+    shown = sorted(one.noise for one in sure.values())
     own = shown[(len(shown) - 1) // 2] if shown else 0.0
     if name != "replay" and "replay" in others:
         own = max(own, others["replay"].noise)
