@@ -19,8 +19,8 @@ BUDGET = {
     "judgement": 14743,
     "engines": 14997,
     "report": 4800,
-    "runner": 7737,
-    "rl": 26630,
+    "runner": 7740,
+    "rl": 26737,
     "authoring": 5510,
     "cli": 6674,
     "root": 516,
@@ -32,7 +32,7 @@ ASIDE = {".html": 466, ".css": 173, ".js": 130, ".c": 198}  # suffix -> lines un
 # that fail, of what help texts state, of the real language model, of a number format's
 # cost, of memory that kernels need, of rare faults and of causes with the data of unseen cases, and
 # of data that lies
-OUTSIDE = {"tests": 113_859, "benchmarks": 16_295}
+OUTSIDE = {"tests": 113_938, "benchmarks": 16_295}
 LONGEST_FILE, LONGEST_FUNCTION = 900, 60
 # functions that are longer; the list only shrinks
 LONG = {

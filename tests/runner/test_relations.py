@@ -307,6 +307,20 @@ def test_a_limit_is_twice_the_rounding_that_other_relations_show(others, roundin
     assert limit_of("a", others, rounding, stated=0.5) == Limit(0.5, 0.5, "as stated")
 
 
+@pytest.mark.parametrize("name", ["batching", "prefill-decode"])
+def test_the_two_relations_of_one_row_and_several_show_each_others_rounding(name):
+    """A kernel that rounds otherwise for one row shows so in these two, and nowhere else."""
+    (other,) = {"batching", "prefill-decode"} - {name}
+    quiet = {"order": moved(0.001), "client": moved(0.005), "prefix-cache": moved(0.001)}
+
+    alike = limit_of(name, {**quiet, other: moved(0.04), name: moved(9.0)}, "16-bit")
+    alone = limit_of(name, {**quiet, other: moved(0.001), name: moved(9.0)}, "16-bit")
+    elsewhere = limit_of("order", {**quiet, other: moved(0.04), name: moved(0.04)}, "16-bit")
+
+    assert (alike.nats, alone.nats) == pytest.approx((0.08, TIMES * LEAST["16-bit"]))
+    assert elsewhere.nats == pytest.approx(TIMES * LEAST["16-bit"])
+
+
 @pytest.mark.parametrize(
     ("kernel", "rounding"),
     [

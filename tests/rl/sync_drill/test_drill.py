@@ -12,9 +12,15 @@ torch = pytest.importorskip("torch")
 
 from servanda.errors import Interrupted, MeasurementError  # noqa: E402
 from servanda.rl.sync_drill.drill import preflight, restore  # noqa: E402
+from servanda.rl.sync_drill.held_weights import shown_alone  # noqa: E402
 from servanda.rl.sync_drill.plan import planned  # noqa: E402
+from servanda.rl.sync_drill.response_slope import distance  # noqa: E402
+from servanda.rl.sync_drill.sides import Sides  # noqa: E402
+from servanda.rl.sync_drill.signals import TimeLimit  # noqa: E402
 from servanda.rl.sync_drill.sparse_update import SYNCS  # noqa: E402
-from servanda.rl.sync_drill.trainee import Trainee, forward_logprobs  # noqa: E402
+from servanda.rl.sync_drill.trainee import Trainee, forward_logprobs, probes  # noqa: E402
+from servanda.rl.sync_drill.weight_snapshot import Weights  # noqa: E402
+from servanda.runner.measurement import unwatched  # noqa: E402
 from tests.rl.served_weights import small_model  # noqa: E402
 from tests.rl.sync_drill.toys import Engine, Toy, bits, pair  # noqa: E402
 
@@ -110,11 +116,70 @@ def test_many_layers_share_syncs_and_only_a_bad_block_is_taken_apart():
 
     result = preflight(trainee)
 
-    assert len(plan.groups) == 20 and plan.least == 3 + 6 + SYNCS
+    assert len(plan.groups) == 20 and plan.least == 3 + 4 + SYNCS
     assert result.cause == "one_mlp"
     assert [group.name for group in result.groups if group.deaf] == ["layers.7.mlp"]
-    assert 3 + 6 < result.syncs == engine.synced < plan.most
-    assert "layers.0-4.attn" in str(result)
+    assert 3 + 4 < result.syncs == engine.synced < plan.most
+    assert "layers.0-8.attn" in str(result)
+
+
+class Hesitant(Engine):
+    """Keeps one tensor, unless what is sent is farther from it than a limit."""
+
+    def sync(self):
+        kept = dict(self.model.named_parameters())["layers.7.mlp.2.weight"]
+        sent, before = dict(self.trainer.named_parameters())["layers.7.mlp.2.weight"], kept.clone()
+        super().sync()
+        with torch.no_grad():
+            if (sent - before).std() < 0.5 * before.std():
+                kept.copy_(before)
+
+
+@pytest.mark.parametrize("kind", [Engine, Hesitant])
+def test_what_random_weights_show_of_each_tensor_is_looked_at_again_where_a_block_fails(kind):
+    module, scored = Toy(layers=9), []
+    engine = kind(module)
+
+    def logprobs(rows):
+        scored.append(rows)
+        return forward_logprobs(module, rows)
+
+    trainee = Trainee(module, engine.sync, engine.score, logprobs=logprobs)
+
+    result = preflight(trainee)
+
+    names = {name for name, _ in module.named_parameters() if ".layers" in f".{name}"}
+    assert result.poison.shown == names and f"one of {len(names)} tensors" in str(result)
+    parts = {group.name: [part.name for part in group.parts] for group in result.groups}
+    if kind is Hesitant:
+        wrong = next(group for group in result.groups if group.mark == "violated")
+        assert (wrong.name, wrong.lost) == ("layers.7.mlp", ("mlp.2",))
+    else:
+        assert result.outcome == "holds" and not parts["layers.7.mlp"]
+        assert 0 <= len(scored) - planned(trainee).forwards < 40
+
+
+def test_a_kind_of_tensors_that_random_weights_do_not_show_is_not_taken_as_shown():
+    drill, _ = pair(layers=3)
+    weights = Weights(drill.module)
+    sides = Sides(drill, probes(drill, 0), 1, unwatched, TimeLimit(None))
+    weights.poison()
+    there_N = sides.train()
+    lost = {}
+    for name in weights.parameters:
+        weights.settle([name])
+        lost[name] = distance(sides.train(), there_N)
+        weights.poison([name])
+    layers = {name: size for name, size in lost.items() if name.startswith("layers.")}
+    limit = sorted(layers.values())[len(layers) // 2]
+
+    shown = shown_alone(weights, sides, there_N, limit)
+
+    least = {}
+    for name, size in layers.items():
+        kind = name.split(".", 2)[2]
+        least[kind] = min(size, least.get(kind, size))
+    assert shown == {n for n in layers if least[n.split(".", 2)[2]] > limit} != set()
 
 
 def test_a_cache_that_outlives_the_sync_is_told_from_a_sync_that_does_nothing():

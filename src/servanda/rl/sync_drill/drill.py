@@ -15,7 +15,13 @@ from servanda.judgement.verdict import BlindSpot
 from servanda.report.format import count
 from servanda.rl.sync_drill.diagnosis import CAUSES, cause_of
 from servanda.rl.sync_drill.explanation import classes, scaled_by
-from servanda.rl.sync_drill.held_weights import exchanged, lost_share, order_held, seen_shares
+from servanda.rl.sync_drill.held_weights import (
+    exchanged,
+    lost_share,
+    order_held,
+    seen_shares,
+    shown_alone,
+)
 from servanda.rl.sync_drill.parallel.other_ranks import Restoration, follow, verbs
 from servanda.rl.sync_drill.parallel.process_group import Ranks, ranks_of
 from servanda.rl.sync_drill.parallel.weight_journal import Journal
@@ -236,12 +242,18 @@ def _blind_spots(
 
 
 def poison_test(
-    weights: Weights, sides: Sides, baseline: Baseline, train_N: Floats, infer_N: Floats
+    weights: Weights,
+    sides: Sides,
+    baseline: Baseline,
+    train_N: Floats,
+    infer_N: Floats,
+    apart: bool = False,
 ) -> PoisonResult:
     """Randomise all weights and sync once; afterwards the trainer is restored, not the engine.
 
     Args:
         train_N, infer_N: scores of both sides before.
+        apart: whether to look which tensors would be missed one by one.
     """
     sides.stage = "all weights randomised"
     weights.poison()
@@ -272,6 +284,8 @@ def poison_test(
             poison = replace(poison, cause=cause, held=held)
     elif poison.mark == "holds":
         poison = replace(poison, shares=seen_shares(weights, sides, here_N, limit))
+        if apart:
+            poison = replace(poison, shown=shown_alone(weights, sides, here_N, limit))
     weights.restore()
     return poison
 
@@ -448,7 +462,9 @@ class _Drill:
 
     def _measured(self) -> tuple[Baseline, PoisonResult, tuple[Response, ...], Floats]:
         baseline, train_N, infer_N = self._baseline()
-        poison = poison_test(self.weights, self.sides, baseline, train_N, infer_N)
+        many = len(blocks(self.groups)) < len(self.groups)
+        poison = poison_test(self.weights, self.sides, baseline, train_N, infer_N, apart=many)
+        self.trials.shown = poison.shown
         self.late = poison.late
         self.further = poison.late if poison.mark == "violated" else 1
         base_train_N, base_infer_N = self._anchored(train_N, infer_N)

@@ -7,13 +7,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import combinations
+from itertools import chain, combinations
 
 from servanda.rl.sync_drill.parallel.orders import ORDERS
 from servanda.rl.sync_drill.response_slope import distance
 from servanda.rl.sync_drill.result import EXPLAINED, Response
 from servanda.rl.sync_drill.sides import Sides
-from servanda.rl.sync_drill.weight_groups import LAYER, WeightGroup
+from servanda.rl.sync_drill.weight_groups import LAYER, WeightGroup, expert_of
 from servanda.rl.sync_drill.weight_snapshot import Weights
 from servanda.theory.sampling import Floats
 
@@ -96,12 +96,29 @@ def lost_share(
 
 
 def kinds_of(weights: Weights) -> list[list[str]]:
-    """The matrices of layers, those of one kind together."""
+    """The tensors of layers, those of one kind together, in the order of the layers."""
     kinds: dict[str, list[str]] = {}
-    for name, shape in weights.shapes.items():
-        if LAYER.search(name) and len(shape) == 2 and shape[0] >= _LEAST:
+    for name in weights.shapes:
+        if LAYER.search(name):
             kinds.setdefault(LAYER.sub(r"\2", name), []).append(name)
     return [*kinds.values()]
+
+
+def matrices_of(weights: Weights) -> list[str]:
+    """Of each kind of matrices one of a middle layer."""
+    middle = (names[len(names) // 2] for names in kinds_of(weights))
+    shapes = weights.shapes
+    return [name for name in middle if len(shapes[name]) == 2 and shapes[name][0] >= _LEAST]
+
+
+def plain_kinds(weights: Weights) -> list[list[str]]:
+    """The same without experts: which tokens reach an expert differs from layer to layer."""
+    return [names for names in kinds_of(weights) if not expert_of(names[0])]
+
+
+def tried_of(names: Sequence[str]) -> list[str]:
+    """Of a kind of tensors those of the first, the middle and the last layer."""
+    return [*dict.fromkeys((names[0], names[len(names) // 2], names[-1]))]
 
 
 def seen_shares(weights: Weights, sides: Sides, there_N: Floats, limit: float) -> dict[str, float]:
@@ -113,8 +130,7 @@ def seen_shares(weights: Weights, sides: Sides, there_N: Floats, limit: float) -
         limit: on the distance of both sides then, nats.
     """
     seen: dict[str, float] = {}
-    for names in kinds_of(weights):
-        name = names[len(names) // 2]
+    for name in matrices_of(weights):
 
         def shows(parts: int, name: str = name) -> bool:
             weights.settle_share(name, 0, 0, weights.shapes[name][0] // parts)
@@ -125,6 +141,26 @@ def seen_shares(weights: Weights, sides: Sides, there_N: Floats, limit: float) -
         order = (4, 8) if shows(4) else (2,)
         seen[name] = min((1 / n for n in order if n == 4 or shows(n)), default=1.0)
     return seen
+
+
+def shown_alone(weights: Weights, sides: Sides, there_N: Floats, limit: float) -> frozenset[str]:
+    """The tensors of layers that random weights show one by one.
+
+    They are those of a kind of which one, left out in the first, the middle and the last layer,
+    exceeds the limit.
+
+    Args:
+        there_N, limit: as of seen_shares.
+    """
+
+    def shows(name: str) -> bool:
+        weights.settle([name])
+        apart = distance(sides.train(), there_N)
+        weights.poison([name])
+        return apart > limit
+
+    shown = (names for names in plain_kinds(weights) if all(map(shows, tried_of(names))))
+    return frozenset(chain.from_iterable(shown))
 
 
 def _shares(shape: Sequence[int], axes: int) -> Iterator[tuple[int, int, int]]:

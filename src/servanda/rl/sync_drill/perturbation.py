@@ -81,6 +81,13 @@ class PerturbationTests:
         change_N = self._before_N - self.infer_N
         own_N = self.sides.train() - self.train_N if len(block) > 1 else perturbations[0].own_N
         responses = judged(perturbations, own_N, change_N, self.floor)
+        if self.trials.shown and any(r.mark in ("violated", "warns") for r in responses):
+            # which piece it is: of this block, and of all that follow
+            self.trials.shown = frozenset()
+            self.trials.weights.settle(sizes)
+            perturbations = [self.trials.in_pieces(each, self.train_N) for each in perturbations]
+            self.trials.weights.perturb(sizes)
+            responses = judged(perturbations, own_N, change_N, self.floor)
         if any(response.mark == "violated" for response in responses):
             responses = self._again(perturbations, own_N, change_N, responses)
             still = distance(self._before_N, before_N) <= max(3 * self.noise, _STILL)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from math import prod
 
 import numpy as np
 
-from servanda.rl.sync_drill.held_weights import kinds_of
+from servanda.rl.sync_drill.held_weights import matrices_of, plain_kinds, tried_of
 from servanda.rl.sync_drill.perturbation import LATEST
 from servanda.rl.sync_drill.sparse_update import SYNCS
 from servanda.rl.sync_drill.trainee import Trainee, probes
@@ -71,7 +72,12 @@ def plan_of(weights: Weights, ranges: Sequence[tuple[int, int]] = ()) -> Plan:
     trials = Trials(weights, lambda: np.zeros(0), ranges)
     # twice as found, two roundings, all weights random, few values, two shares of each kind of
     # matrix; each group, and without a part
-    forwards = 5 + SYNCS + zeros + 2 * len(kinds_of(weights))
+    forwards = 5 + SYNCS + zeros + 2 * len(matrices_of(weights))
+    if len(taken) < len(groups):
+        # a block; tensors that random weights show one by one are no pieces of a group
+        kinds = plain_kinds(weights)
+        forwards += len(taken) + sum(len(tried_of(names)) for names in kinds)
+        trials.shown = frozenset(chain.from_iterable(kinds))
     forwards += sum(1 + len(trials.pieces_of(group)) for group in groups)
     here = weights.local
     return Plan(

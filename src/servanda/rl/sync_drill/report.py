@@ -273,6 +273,11 @@ def _lines(result: Preflight) -> Iterator[str]:
         yield f"         on tokens never scored before: {_nats(poison.fresh)}"
     if poison.shares:
         yield f"shares   of its rows whose loss exceeds this limit: {_shares(poison)}"
+    if poison.shown:
+        yield (
+            f"         so does that of one of {len(poison.shown)} tensors: tried in the first, the "
+            "middle and the last layer"
+        )
     yield "groups   each perturbed alone; response slope of the engine (1: synced, 0: not synced)"
     blocks: dict[str, list[Response]] = {}
     for response in result.groups:

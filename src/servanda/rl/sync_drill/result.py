@@ -123,6 +123,7 @@ class PoisonResult:
             of a tensor that is left out, or another place or format of all; "" for none.
         shares: a matrix of each kind -> the smallest share of its rows whose loss exceeds the
             limit; see held_weights.seen_shares.
+        shown: tensors that it shows one by one; see held_weights.shown_alone.
     """
 
     distance: float
@@ -137,6 +138,7 @@ class PoisonResult:
     cause: str = ""
     held: str = ""
     shares: Mapping[str, float] = field(default_factory=dict)
+    shown: frozenset[str] = frozenset()
 
     @property
     def still(self) -> bool:

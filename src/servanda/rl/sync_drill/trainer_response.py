@@ -14,12 +14,14 @@ import numpy as np
 
 from servanda.rl.sync_drill.response_slope import response_slope, tokens_of
 from servanda.rl.sync_drill.result import AIM, AIM_LEAST, AIM_NATS
-from servanda.rl.sync_drill.weight_groups import PARTS, WeightGroup, expert_of
+from servanda.rl.sync_drill.weight_groups import PARTS, Kind, WeightGroup, expert_of
 from servanda.rl.sync_drill.weight_snapshot import Size, Weights
 from servanda.theory.sampling import Floats
 
 _FIRST, _LAST = 2.0**-8, 16.0  # sizes of a perturbation, in spreads
 _LEAP = 64.0  # largest growth factor of a size
+_MARGIN = 1.5  # of the size that the group before would have needed
+_LARGE = 4.0  # times the effect that is enough: a search from the least size gives less
 # least effect of a piece on the trainer, root of the sum of squares in noise floors: two roundings
 # of 1.25 floors each give 1.8 per token, so its slope has a precision of 0.03 alone, and 0.1 with
 # similar pieces
@@ -88,12 +90,18 @@ class Trials:
     Args:
         scores: returns the trainer's current scores, [N], nats.
         rows: the distinguished ranges of the vocabulary; () for none.
+
+    Attributes:
+        shown: tensors of which random weights showed that they are synced; see
+            held_weights.shown_alone.  They are no pieces of their own while it has them.
     """
 
     def __init__(
         self, weights: Weights, scores: Scores, rows: Sequence[tuple[int, int]] = ()
     ) -> None:
         self.weights, self.scores, self.rows = weights, scores, rows
+        self.shown: frozenset[str] = frozenset()
+        self._sizes: dict[Kind, float] = {}  # to begin with, by kind of group
 
     def without(
         self,
@@ -130,6 +138,7 @@ class Trials:
         else:
             pieces = [Piece(part, "tensor", names) for part, names in group.parts.items()]
         pieces = pieces if len(pieces) > 1 else []
+        pieces = [piece for piece in pieces if not self.shown.issuperset(piece.tensors)]
         if group.kind in ("embed", "head", "tied"):
             pieces += self._rows_of(group)
         return pieces + self._experts_of(group)
@@ -197,21 +206,37 @@ class Trials:
         Args:
             logp_N: the trainer's scores before.
         """
-        size, own_N = perturbation_size(self.weights, group.tensors, logp_N, self.scores, floor)
+        size, own_N = perturbation_size(
+            self.weights,
+            group.tensors,
+            logp_N,
+            self.scores,
+            floor,
+            first=self._sizes.get(group.kind),
+        )
+        moved = float(np.abs(own_N).mean())
+        if moved:  # what the next one needs, if its effect is as large and proportional to its size
+            self._sizes[group.kind] = min(_LAST, _MARGIN * size * enough_of(floor) / moved)
         sizes: dict[str, Size] = dict.fromkeys(group.tensors, size)
         while True:
-            # the effect of each while the others are perturbed too, because factors interact
-            pieces = {
-                piece: own_N - (self.without(sizes, [piece]) - logp_N)
-                for piece in self.pieces_of(group)
-            }
+            found = self.in_pieces(Perturbation(group, size, sizes, own_N), logp_N)
             larger = dict(sizes)
-            for piece, piece_N in pieces.items():
+            for piece, piece_N in found.pieces.items():
                 self._grow(larger, piece, piece_N, floor)
             if larger == sizes:
-                return Perturbation(group, size, sizes, own_N, pieces)
+                return found
             sizes = larger
             own_N = self.without(sizes) - logp_N
+
+    def in_pieces(self, perturbation: Perturbation, logp_N: Floats) -> Perturbation:
+        """The same with the effect of each piece."""
+        sizes, own_N = perturbation.sizes, perturbation.own_N
+        # of each while the others are perturbed too, because factors interact
+        pieces = {
+            piece: own_N - (self.without(sizes, [piece]) - logp_N)
+            for piece in self.pieces_of(perturbation.group)
+        }
+        return replace(perturbation, pieces=pieces)
 
     def _grow(self, sizes: dict[str, Size], piece: Piece, piece_N: Floats, floor: float) -> None:
         """Enlarge the perturbation of a tensor or an expert that has too little effect."""
@@ -243,6 +268,11 @@ def _numbered(what: str, low: int, high: int) -> str:
     return f"{what} {low}" if high == low + 1 else f"{what}s {low}-{high - 1}"
 
 
+def enough_of(floor: float) -> float:
+    """The change of the trainer's scores, nats, that a perturbation has to have."""
+    return min(AIM * floor, max(AIM_LEAST * floor, AIM_NATS))
+
+
 def perturbation_size(
     weights: Weights,
     names: Sequence[str],
@@ -250,6 +280,7 @@ def perturbation_size(
     scores: Scores,
     floor: float,
     share: float = 1.0,
+    first: float | None = None,
 ) -> tuple[float, Floats]:
     """The size of a visible perturbation, and the trainer's change by it.
 
@@ -261,16 +292,20 @@ def perturbation_size(
         logp_N: the trainer's scores before.
         scores: returns its current scores.
         share: of the values that are perturbed.
+        first: a size that may be right, such as that of the same tensors in the layer before.
 
     Returns:
         size, in spreads of each tensor; change [N], nats.
     """
-    enough = min(AIM * floor, max(AIM_LEAST * floor, AIM_NATS))
-    size = _FIRST
+    enough = enough_of(floor)
+    size, tried = first or _FIRST, first is None
     while True:
         weights.perturb(dict.fromkeys(names, size), share)
         change_N = scores() - logp_N
         moved = float(np.abs(change_N).mean())
+        if not tried and moved > _LARGE * enough:
+            size, tried = _FIRST, True
+            continue
         if moved >= enough or size >= _LAST:
             weights.settle(names)
             return size, change_N
