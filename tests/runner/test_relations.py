@@ -580,3 +580,31 @@ def test_draws_are_rejected_at_an_e_value_of_one_over_alpha(monkeypatch, near, o
     found = draws(Judge(subject, 0.0125), cases)
 
     assert (found.outcome == "violated") == outcome and found.alpha == 0.0125
+
+
+@pytest.mark.parametrize("between", [0.0, 0.01])
+def test_a_length_modulo_a_block_is_told_though_one_such_case_moved_less_than_the_limit(between):
+    """The last token of a block of 32 is lost; the 128th token matters little here."""
+    moves = {32: 0.5, 64: 1.0, 128: between, 256: 0.7} if between else {32: 0.5, 64: 1.0, 256: 0.7}
+    lengths = (7, 8, 9, 16, 17, 31, 33, 63, 65, 129, 257, *moves)
+    pairs = []
+    for n in lengths:
+        (pair,) = rounded([moves.get(n, 0.0)], seed=n)
+        pairs.append(replace(pair, request=Request((0,) * (n - 1), 2)))
+
+    found = judged(pairs, relation="prompt-length")
+
+    assert found.outcome == "violated" and len(pairs[-1].request.prompt) == 255
+    assert "(those of 0 modulo 32 tokens, from 32 on)" in found.answer
+
+
+def test_a_case_of_the_same_length_that_is_as_the_others_is_no_pattern():
+    moves = {32: 0.5, 64: 1.0, 128: 0.0}
+    pairs = []
+    for n in (7, 8, 16, 31, 33, 63, 129, *moves):
+        (pair,) = rounded([moves.get(n, 0.0)], seed=n)
+        pairs.append(replace(pair, request=Request((0,) * (n - 1), 2)))
+
+    found = judged(pairs, relation="prompt-length")
+
+    assert found.outcome == "violated" and "modulo" not in found.answer

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import median
 from typing import Literal
 
 from servanda.runner.relations.observation import logit_noise
@@ -384,10 +385,15 @@ def _of(pair: Pair) -> str:
 
 
 def _pattern(relation: Relation, pairs: Sequence[Pair], bad: Sequence[Pair]) -> str:
-    """Where a residue of a block size tells the violations from the other cases."""
-    sizes = {id(pair): relation.size(pair) for pair in pairs}
-    wrong = {n for pair in bad if (n := sizes.get(id(pair))) is not None}
-    right = {n for n in sizes.values() if n is not None} - wrong
+    """Where a residue of a block size tells the violations from the other cases.
+
+    A case that moved more than the others, and not beyond the limit, is neither.
+    """
+    wrong = {n for pair in bad if (n := relation.size(pair)) is not None}
+    good = [pair for pair in pairs if relation.size(pair) not in wrong]
+    usual = 2 * median([pair.difference.noise for pair in good] or [0.0])
+    sizes = (relation.size(pair) for pair in good if pair.difference.noise <= usual)
+    right = {n for n in sizes if n is not None}
     if len(wrong) < 2 or not right:
         return ""
     for block in reversed(BLOCKS):
