@@ -583,3 +583,20 @@ def test_the_sampling_defaults_of_a_folder_are_part_of_its_fingerprint(tmp_path)
         "default.repetition_penalty": "1.1",
     }
     assert sampling_defaults(tmp_path / "none") == {}
+
+
+@pytest.mark.parametrize("other", ["train", "infer"])
+def test_a_kernel_that_ends_its_responses_at_another_id_does_not_hold(tables, other):
+    """The laws of every token are equal; one of the two goes on where the other stops."""
+    data = json.loads((tables / "p.json").read_text())
+    (tables / "q.json").write_text(json.dumps({**data, "eos": data["tokens"][2]}))
+    names = ("q.json", "table:p.json") if other == "infer" else ("p.json", "table:q.json")
+
+    _, verdict = compared(b=names[0], a=names[1], sequences=256)
+
+    assert verdict.outcome == "violated"
+    whole = next(cell for cell in verdict.cells if cell.clause == "whole" and cell.slice == "all")
+    assert whole.outcome == "violated" and whole.value > 0.1
+    ends = (2, 4) if other == "train" else (4, 2)
+    line = "the ids that end a response differ (train / infer): {} / {}".format(*ends)
+    assert line in verdict.circumstances.differences

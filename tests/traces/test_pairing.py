@@ -1,5 +1,7 @@
 # sv.pair: arrays of a trainer -> the tokens that it learns from, on both sides.
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -7,6 +9,7 @@ from hypothesis import strategies as st
 
 import servanda as sv
 from servanda.errors import EvidenceError
+from servanda.traces.trace import Batch, Trace, without_mass_beyond
 
 
 def lists(draw_mask):
@@ -91,3 +94,25 @@ def test_arrays_that_do_not_fit_are_refused(call, message):
     with pytest.raises(EvidenceError) as caught:
         call()
     assert str(caught.value) == message
+
+
+@given(st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=5), min_size=1, max_size=4))
+def test_a_kernel_gives_no_mass_to_what_it_does_not_draw(responses):
+    """Kernel ends at 3; the one that drew ends at 4, or at either."""
+    trace = Trace.of(
+        Batch(tuple(range(len(responses))), ((0,),) * len(responses), 5),
+        [len(tokens) for tokens in responses],
+        [token for tokens in responses for token in tokens],
+        {"logp": np.full(sum(map(len, responses)), -1.0)},
+    )
+
+    found = without_mass_beyond(trace, (3,), (3, 4), 5).columns["logp"]
+
+    expected = []
+    for tokens in responses:
+        for i, token in enumerate(tokens):
+            after = 3 in tokens[:i]
+            stops = token == 4 and i == len(tokens) - 1 < 4
+            expected.append(-math.inf if after or stops else -1.0)
+    assert found.tolist() == expected
+    assert without_mass_beyond(trace, (), (4,), 5) is trace

@@ -125,6 +125,14 @@ def differences(train: Description, infer: Description) -> tuple[str, ...]:
                 f"config.json differs (digest {one[:8]} on train, {other[:8]} on infer); a side "
                 "does not tell its values"
             )
+    for what, one, other in (
+        ("the ids that end a response differ", train.eos, infer.eos),
+        ("the sizes of the vocabulary differ", train.vocab_size, infer.vocab_size),
+        ("the longest sequences differ", train.context, infer.context),
+    ):
+        if one and other and one != other:
+            sides = (", ".join(map(str, x)) if isinstance(x, tuple) else x for x in (one, other))
+            lines.append("{} (train / infer): {} / {}".format(what, *sides))
     if train.fingerprint.get("engine") == infer.fingerprint.get("engine"):
         one, other = (
             {k.removeprefix(DEFAULT): v for k, v in d.fingerprint.items() if k.startswith(DEFAULT)}

@@ -66,7 +66,16 @@ from servanda.theory.sampling import Sampling, uniforms
 from servanda.traces.corpus import Corpus, joined
 from servanda.traces.serialization import from_plain
 from servanda.traces.token_history import with_history
-from servanda.traces.trace import Batch, Timing, Trace, align, answered, some, with_ends
+from servanda.traces.trace import (
+    Batch,
+    Timing,
+    Trace,
+    align,
+    answered,
+    some,
+    with_ends,
+    without_mass_beyond,
+)
 
 # Scoring: the reward of a response, by a built-in rule or the contract's own function.
 #
@@ -314,6 +323,7 @@ _OF_TRAFFIC = (
     "outside of which a request is no evidence"
 )
 _SHOWN = 60  # most characters of a value in a message
+_DREW = {"train": "infer", "stable_train": "stable"}  # train's scores -> the side that drew
 
 Open = Callable[[Kernel, str], Engine]
 
@@ -602,6 +612,13 @@ class Measurement:
         others = (end for d in self.descriptions.values() for end in d.eos)
         return tuple(dict.fromkeys((*own, *others))) if own else ()
 
+    def _as_ended(self, trace: Trace, drew: str, width: int) -> Trace:
+        """Train's scores of the responses of a side, of which some train would have ended."""
+        theirs = self.descriptions[drew].eos
+        # a server may report one end token of several
+        known = theirs if self.kernels["train"].url is None else ()
+        return without_mass_beyond(trace, self.descriptions["train"].eos, known, width)
+
     def _declared(self, trace: Trace, schedule: Schedule, side: str, path: Path) -> Trace:
         record = self.plan.contract.observability.record
         sampling, description = self._sampling(schedule, side), self.descriptions[side]
@@ -674,6 +691,8 @@ class Measurement:
 
             def make() -> Trace:
                 trace = answered(in_order(given, engine.score, sampling, path), given)
+                if what in _DREW and not isinstance(schedule, Arrivals):
+                    trace = self._as_ended(trace, _DREW[what], schedule.width)
                 return with_history(trace, given.prompts)
 
             def scored() -> Trace:

@@ -249,6 +249,35 @@ def with_ends(trace: Trace, width: int, ends: Sequence[int]) -> Trace:
     )
 
 
+def without_mass_beyond(
+    trace: Trace, ends: Sequence[int], others: Sequence[int], width: int
+) -> Trace:
+    """Scores in which a token that their kernel does not draw there has the logprob -inf.
+
+    That is one after the first end of a response, and one that ends a response of the kernel that
+    drew it although this kernel goes on after it.
+
+    Args:
+        ends: ids at which the kernel that scores ends a response; others: those of the kernel that
+            drew; both () if unknown.
+        width: most tokens of a response.
+    """
+    if not ends:
+        return trace
+    sequence_N = np.repeat(np.arange(len(trace.length_S)), trace.length_S)
+    end_N = np.isin(trace.token_N, list(ends))
+    before_N = np.cumsum(end_N) - end_N
+    start_S = np.cumsum(trace.length_S) - trace.length_S
+    beyond_N = before_N > before_N[start_S[sequence_N]]
+    last_S = (start_S + trace.length_S - 1)[(trace.length_S > 0) & (trace.length_S < width)]
+    beyond_N[last_S] |= np.isin(trace.token_N[last_S], [*{*others} - {*ends}])
+    logp_N = trace.columns["logp"]
+    known_N = beyond_N & ~np.isnan(logp_N)
+    if not known_N.any():
+        return trace
+    return replace(trace, columns={**trace.columns, "logp": np.where(known_N, -np.inf, logp_N)})
+
+
 def unended(trace: Trace) -> int:
     """Responses whose last token has no logprob, as added by `with_ends`."""
     last_S = np.cumsum(trace.length_S)[trace.length_S > 0] - 1

@@ -129,6 +129,12 @@ class View:
         return self.pair.usable_N
 
     @cached_property
+    def sequence_N(self) -> Array:
+        """Row of each token's sequence."""
+        length_S = self.pair.infer.length_S
+        return np.repeat(np.arange(len(length_S)), length_S)
+
+    @cached_property
     def _cache(self) -> dict[tuple[str, object], Array]:
         return {}  # masks and metrics are shared by all cells of the round
 
@@ -169,10 +175,9 @@ class View:
 
     def over_sequences(self, values_N: Array) -> Array:
         """The sum over each dispatched sequence, [S]; NaN if any token has no value."""
-        infer = self.pair.infer
-        n = len(infer.length_S)
-        sum_S: Array = np.bincount(np.repeat(np.arange(n), infer.length_S), values_N, minlength=n)
-        return np.where(infer.length_S > 0, sum_S, np.nan)
+        length_S = self.pair.infer.length_S
+        sum_S: Array = np.bincount(self.sequence_N, values_N, minlength=len(length_S))
+        return np.where(length_S > 0, sum_S, np.nan)
 
     def lost(self, cut: Cut) -> Array:
         """Rows of lost sequences that may belong to the slice."""

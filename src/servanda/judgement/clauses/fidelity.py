@@ -1,7 +1,8 @@
 # Fidelity: tests whether tokens were sampled from the reported distribution.
 #
-# Three families of tests on the same tokens: their ranks, the frequency of sets of ids that the
-# text defines, and the frequency of each id.  Their mixture is judged.
+# Four families of tests on the same tokens: their ranks, the frequency of sets of ids that the
+# text defines, the frequency of each id, and their ranks request by request.  Their mixture is
+# judged.
 #
 # Strength is the smallest fault that a check would have rejected at this sample size, computed from
 # the masses of the run's own top-k tokens, see stats/tilts.py, at the check's own threshold; "would
@@ -30,16 +31,24 @@ from servanda.judgement.clauses.base import (
 )
 from servanda.judgement.clauses.guards import capture_of, errors_of, lost, refuted
 from servanda.theory.divergence.precision import errors
+from servanda.theory.stats import likelihood_ratio, pit
 from servanda.theory.stats.alpha import log_shared
-from servanda.theory.stats.bets import LEAK, SLACK, Refutation, log_mean_exp
+from servanda.theory.stats.bets import LEAK, SLACK, Refutation, by_request, log_mean_exp
 from servanda.theory.stats.cells import Cells
 from servanda.theory.stats.likelihood_ratio import LikelihoodRatio, cell_factors, log_factors
-from servanda.theory.stats.pit import Fidelity, Served, edges, log_bets, log_densities
+from servanda.theory.stats.pit import (
+    Fidelity,
+    Served,
+    edges,
+    log_bets,
+    log_densities,
+    served_factors,
+)
 from servanda.theory.stats.tilts import STRENGTHS, Tilts, by_cells, by_rank
 from servanda.traces.token_history import SETS, sets_of
 from servanda.traces.trace import Trace
 
-SHARES = (0.5, 0.25, 0.25)  # of the mixture: ranks, sets, cells
+SHARES = (0.5, 0.2, 0.2, 0.1)  # of the mixture: ranks, sets, cells, requests
 NOTHING = (
     "{name}: the record holds no likeliest tokens, so penalties, banned tokens and the smallest "
     "temperature or top-p that is seen were not examined"
@@ -311,6 +320,7 @@ class Drawn:
         ranks: by ranks, or by cells of the top-k tokens.
         sets: by the sets of `token_history.SETS`, in order.
         cells: by ids and pairs of ids.
+        requests: by ranks of each request.
         met: observed and expected count of each set.
         seen: the effect that simulated faults would have on `ranks` and `sets`.
     """
@@ -318,6 +328,7 @@ class Drawn:
     ranks: Refutation = field(default_factory=Refutation)
     sets: Refutation = field(default_factory=Refutation)
     cells: Cells = field(default_factory=Cells)
+    requests: Refutation = field(default_factory=Refutation)
     met: tuple[tuple[float, float], ...] = ()
     seen: Positions = field(default_factory=Positions, repr=False, compare=False)
 
@@ -328,34 +339,37 @@ class Drawn:
             self.ranks + other.ranks,
             self.sets + other.sets,
             self.cells + other.cells,
+            self.requests + other.requests,
             met or self.met or other.met,
             self.seen + other.seen,
         )
 
 
-def log_evidence(rounds: Sequence[Drawn]) -> tuple[float, tuple[float, float, float]]:
+def log_evidence(rounds: Sequence[Drawn]) -> tuple[float, tuple[float, ...]]:
     """The largest log e-value over prefixes of rounds, and that of each family there, nats.
 
     Ids are evaluated at prefix lengths on a fixed grid, and at the last.  Families without records
     have no share of the mixture.
     """
-    ranks_P, sets_P = (_grown([r.ranks for r in rounds]), _grown([r.sets for r in rounds]))
-    examined = any(r.cells.n for r in rounds)
-    if not examined:
-        best = int(np.argmax(ranks_P)) if len(ranks_P) else 0
-        top = float(ranks_P[best]) if len(ranks_P) else 0.0
-        return top, (top, -math.inf, -math.inf)
+    if not rounds:
+        return 0.0, (0.0, *(-math.inf,) * (len(SHARES) - 1))
     grid = {round(2 ** (i / 2)) for i in range(64)} | {len(rounds)}
     cells_P, total = np.full(len(rounds), -np.inf), Cells()
     for i, r in enumerate(rounds):
         total += r.cells
-        if i + 1 in grid:
+        if i + 1 in grid and total.n:
             cells_P[i] = log_mean_exp(np.maximum(total.growth, -1e9))
-    families_FP = np.stack([ranks_P, sets_P, cells_P])
-    mixed_P = np.logaddexp.reduce(families_FP + np.log(SHARES)[:, None], axis=0)
+    others = (_grown([getattr(r, name) for r in rounds]) for name in ("ranks", "sets", "requests"))
+    ranks_P, sets_P, requests_P = others
+    there = (True, total.n > 0, total.n > 0, any(r.requests.growth for r in rounds))
+    share_F = np.where(there, SHARES, 0.0)
+    with np.errstate(divide="ignore"):
+        log_F = np.log(share_F / share_F.sum())
+    families_FP = np.stack([ranks_P, sets_P, cells_P, requests_P])
+    mixed_P = np.logaddexp.reduce(families_FP + log_F[:, None], axis=0)
     best = int(np.argmax(mixed_P))
-    a, b, c = families_FP[:, best].tolist()
-    return float(mixed_P[best]), (a, b, c)
+    families_F = np.where(there, families_FP[:, best], -np.inf)
+    return float(mixed_P[best]), tuple(families_F.tolist())
 
 
 def _grown(parts: Sequence[Refutation]) -> Array:
@@ -381,11 +395,16 @@ class _Fidelity(Kind):
         return refuted(cell, whole.ranks, log_e, look, _why(whole, families, rejection), unseen)
 
 
-def _why(whole: Drawn, families: tuple[float, float, float], rejection: str) -> str:
+def _why(whole: Drawn, families: Sequence[float], rejection: str) -> str:
     """The text of a rejection, by the family with the most evidence."""
-    ranks, sets, cells = families
-    if ranks >= max(sets, cells):
+    ranks, sets, cells, requests = families
+    if ranks >= max(sets, cells, requests):
         return rejection
+    if requests > max(sets, cells):
+        return (
+            "the samplers of single requests differ from the reported one, some in one direction "
+            "and some in the other: a temperature or another parameter of other requests"
+        )
     if sets >= cells and whole.sets.growth:
         growth = np.array(whole.sets.growth).reshape(len(SETS), -1).max(axis=1)
         worst = int(np.argmax(growth))
@@ -484,16 +503,24 @@ def _evidence(cell: Cell, view: View) -> Drawn:
     """Evidence against the tokens of a view, from the reports of the sampling kernel."""
     trace, inside_N, absent = view.pair.infer, view.mask(cell.cut), lost(cell, view)
     by_rank = "mass_before" in trace.columns
-    tests: list[Refutation] = [_by_rank(view, inside_N, absent)] if by_rank else []
+    tests: list[Refutation] = []
+    apart: list[Refutation] = []
     if trace.best is not None:
         ids_NK, logp_NK = (best_NK[inside_N] for best_NK in trace.best)
         tests.append(LikelihoodRatio.of(ids_NK, logp_NK, trace.token_N[inside_N], absent))
+        factors_JN, known_N = log_factors(ids_NK, logp_NK, trace.token_N[inside_N])
+        request_N = view.sequence_N[inside_N][known_N]
+        apart.append(_requests(factors_JN, likelihood_ratio.OPPOSITE, request_N, tests[0].missing))
+    if by_rank:
+        u_N, request_N, missing = _ranks(view, inside_N, absent)
+        tests.insert(0, Fidelity.of(u_N, missing))
+        apart.append(_requests(log_densities(u_N), pit.OPPOSITE, request_N, missing))
     if not tests:
         return Drawn(Refutation(missing=int(inside_N.sum()) + absent))
-    ranks = _beside(tests)
+    ranks, requests = _beside(tests), _beside(apart)
     table = Likeliest.of(trace, view.pair.position_N, inside_N)
     if table is None:
-        return Drawn(ranks)
+        return Drawn(ranks, requests=requests)
     missing = int(inside_N.sum()) - table.n + absent
     bets_JN = table.bets()
     growth_J = bets_JN.sum(axis=1) + missing * math.log(LEAK)
@@ -501,6 +528,7 @@ def _evidence(cell: Cell, view: View) -> Drawn:
         ranks,
         Refutation(table.n, tuple(growth_J.tolist()), missing) if len(bets_JN) else Refutation(),
         table.cells(missing),
+        requests,
         table.drawn_and_expected(),
         positions_of(table.mass_NK, table.inside, by_rank=by_rank, missing=missing),
     )
@@ -512,13 +540,21 @@ def _beside(tests: Sequence[Refutation]) -> Refutation:
     return replace(max(tests, key=lambda test: test.n), growth=growth)
 
 
-def _by_rank(view: View, inside_N: Array, absent: int) -> Fidelity:
+def _requests(
+    log_JN: Array, opposite: Sequence[tuple[int, int]], request_N: Array, missing: int
+) -> Refutation:
+    growth_P = by_request(log_JN, opposite, request_N) + missing * math.log(LEAK)
+    return Refutation(len(request_N), tuple(growth_P.tolist()), missing)
+
+
+def _ranks(view: View, inside_N: Array, absent: int) -> tuple[Array, Array, int]:
+    """The PIT value of each known token, its request, and the number of missing ones."""
     columns = view.pair.infer.columns
     known_N = inside_N & np.isfinite(columns["logp"]) & np.isfinite(columns["mass_before"])
     assert view.uniform_N is not None  # every workload view has one
     u_N = columns["mass_before"] + view.uniform_N * np.exp(columns["logp"])
     missing = int((inside_N & ~known_N).sum()) + absent
-    return Fidelity.of(np.minimum(u_N[known_N], 1.0), missing)
+    return np.minimum(u_N[known_N], 1.0), view.sequence_N[known_N], missing
 
 
 @GUARDS.register("served_fidelity")
@@ -547,30 +583,39 @@ class ServedFidelity(_Fidelity):
         known_N = inside_N & view.usable_N
         ratio_N, error_N = view.log_ratio(), errors_of(train) + errors_of(infer)
 
-        def weighed(factors_JN: Array, seen_N: Array) -> Refutation:
+        def weighed(
+            factors_JN: Array, seen_N: Array, opposite: Sequence[tuple[int, int]]
+        ) -> tuple[Refutation, Refutation]:
             missing = int((inside_N & ~seen_N).sum()) + absent
-            return Served.of(factors_JN, ratio_N[seen_N], missing, error_N[seen_N])
+            served = (factors_JN, ratio_N[seen_N])
+            apart = _requests(
+                served_factors(*served, error_N[seen_N]),
+                opposite,
+                view.sequence_N[seen_N],
+                missing,
+            )
+            return Served.of(*served, missing, error_N[seen_N]), apart
 
-        tests: list[Refutation] = []
+        tests: list[tuple[Refutation, Refutation]] = []
         by_rank = "mass_before" in train.columns
         if by_rank:
             seen_N = known_N & np.isfinite(train.columns["mass_before"])
             own_N = np.exp(train.columns["logp"])
             assert view.uniform_N is not None  # every workload view has one
             u_N = np.minimum(train.columns["mass_before"] + view.uniform_N * own_N, 1.0)
-            tests.append(weighed(log_densities(u_N[seen_N]), seen_N))
+            tests.append(weighed(log_densities(u_N[seen_N]), seen_N, pit.OPPOSITE))
         if train.best is not None:
             seen_N = known_N.copy()
             ids_NK, logp_NK = (best_NK[seen_N] for best_NK in train.best)
             factors_JN, told_n = log_factors(ids_NK, logp_NK, infer.token_N[seen_N])
             seen_N[seen_N] = told_n
-            tests.append(weighed(factors_JN, seen_N))
+            tests.append(weighed(factors_JN, seen_N, likelihood_ratio.OPPOSITE))
         if not tests:
             return Drawn(Refutation(missing=int(inside_N.sum()) + absent))
-        ranks = _beside(tests)
+        ranks, requests = map(_beside, zip(*tests, strict=True))
         table = Likeliest.of(train, view.pair.position_N, inside_N & view.usable_N)
         if table is None:
-            return Drawn(ranks)
+            return Drawn(ranks, requests=requests)
         missing = int(inside_N.sum()) - table.n + absent
         ratio_n, error_n = ratio_N[table.known_N], error_N[table.known_N]
         bets_JN = table.bets()
@@ -579,6 +624,7 @@ class ServedFidelity(_Fidelity):
             ranks,
             Served.of(bets_JN, ratio_n, missing, error_n) if len(bets_JN) else Refutation(),
             table.cells(missing, weight),
+            requests,
             table.drawn_and_expected(),
             positions_of(table.mass_NK, table.inside, ratio_n, by_rank=by_rank, missing=missing),
         )

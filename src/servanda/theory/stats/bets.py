@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import zip_longest
@@ -128,6 +129,41 @@ class Refutation:
     def log_e(self) -> float:
         """Evidence against the hypothesis, in nats."""
         return log_mean_exp(np.array(self.growth)) if self.n else -math.inf
+
+
+# shares of requests that are (sampled as reported, by one of two opposite faults each)
+_MIXED = ((0.0, 0.5), (0.8, 0.1))
+
+
+def by_request(
+    log_JN: Floats, opposite: Sequence[tuple[int, int]], request_N: NDArray[np.int64]
+) -> Floats:
+    """Log factors against samplers that differ from request to request, one per mixture.
+
+    Over all tokens two opposite faults cancel.  Of one request the mean of two alternatives'
+    products, and of 1, has a mean of at most 1 as they have, and so has its product over requests.
+
+    Args:
+        log_JN: log factor of each alternative at each token, nats.
+        opposite: pairs of alternatives.
+        request_N: the request of each token, ascending.
+
+    >>> by_request(np.log([[2.0, 0.5], [0.5, 2.0]]), [(0, 1)], np.array([0, 1])).round(3).tolist()
+    [0.446, 0.098]
+    """
+    if not len(request_N):
+        return np.zeros(len(_MIXED) * len(opposite))
+    start_S = np.flatnonzero(np.diff(request_N, prepend=request_N[0] - 1))
+    sums_JS = np.add.reduceat(log_JN, start_S, axis=1)
+    one_PS, other_PS = (sums_JS[list(which)] for which in zip(*opposite, strict=True))
+    both_PS = np.logaddexp(one_PS, other_PS)
+    growth = []
+    for right, faulty in _MIXED:
+        mixed_PS = both_PS + math.log(faulty)
+        if right:
+            mixed_PS = np.logaddexp(mixed_PS, math.log(right))
+        growth.append(mixed_PS.sum(axis=1))
+    return np.concatenate(growth)
 
 
 # Coherence: tests whether the two logprobs can be those of two distributions, with samples from

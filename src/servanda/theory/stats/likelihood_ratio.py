@@ -24,6 +24,11 @@ _TEMPERATURES = (0.6, 0.7, 0.8, 0.9, 0.95, 1.05, 1.1, 1.25)
 _DEEPER = (1.0, 4.0)  # the smallest returned mass over that of a token not returned
 _CUTS = (0.5, 0.7, 0.8, 0.9, 0.95, 0.98)  # top-p: no token beyond this mass is sampled
 _OTHERS = (0.5, 0.9, 1.2)  # factors of the mass that was not returned
+# of two opposite temperatures the alternatives, for `bets.by_request`
+OPPOSITE = tuple(
+    (len(_DEEPER) * _TEMPERATURES.index(colder), len(_DEEPER) * _TEMPERATURES.index(hotter))
+    for colder, hotter in ((0.8, 1.25), (0.9, 1.1), (0.95, 1.05))
+)
 _SPILL = 0.01  # share of the mass for it, even if the report leaves none
 
 _BY_CHANCE = math.log(1e-9)  # probability of sampling the last token at every step that has one

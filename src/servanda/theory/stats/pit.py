@@ -35,6 +35,14 @@ def log_densities(u_N: Floats) -> Floats:
     return np.log((1 - LEAK) * np.concatenate([cuts_JN, head_JN, tail_JN]) + LEAK)
 
 
+# of two opposite tilts of a size the alternatives, for `bets.by_request`
+OPPOSITE = tuple(
+    (len(_CUTS) + at, len(_CUTS) + len(_TILTS) + at)
+    for at, tilt in enumerate(_TILTS)
+    if 0.04 <= tilt <= 0.3
+)
+
+
 def edges() -> Floats:
     """Edges of bins of [0, 1] without jumps of a density, narrow at steep parts."""
     near = np.geomspace(1e-4, 0.25, 12)
@@ -124,8 +132,15 @@ class Served(Refutation):
         Source:
             importance weighting of test martingales; derived in docs/explanation/verdicts.md.
         """
-        least_N = log_ratio_N - np.maximum(error_N, SLACK)
-        # mixed with 1, so that no factor is below LEAK
-        factor_JN = (1 - LEAK) * np.exp(log_density_JN + least_N) + LEAK
-        sums_J = np.log(factor_JN).sum(axis=1) + missing * math.log(LEAK)
+        factor_JN = served_factors(log_density_JN, log_ratio_N, error_N)
+        sums_J = factor_JN.sum(axis=1) + missing * math.log(LEAK)
         return cls(len(log_ratio_N), tuple(sums_J.tolist()), missing)
+
+
+def served_factors(
+    log_density_JN: Floats, log_ratio_N: Floats, error_N: Floats | float = 0.0
+) -> Floats:
+    """Log factor of each alternative at each token, [J, N]; the arguments are those of Served."""
+    least_N = log_ratio_N - np.maximum(error_N, SLACK)
+    # mixed with 1, so that no factor is below LEAK
+    return np.log((1 - LEAK) * np.exp(log_density_JN + least_N) + LEAK)
