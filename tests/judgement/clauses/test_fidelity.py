@@ -10,8 +10,10 @@ import pytest
 from servanda.contract.model import WHOLE, Clause
 from servanda.judgement.clauses.base import Cell, Interim, View
 from servanda.judgement.clauses.fidelity import SamplerFidelity, ServedFidelity, log_evidence
+from servanda.judgement.clauses.guards import refuted
 from servanda.judgement.slices.rules import Cut
 from servanda.theory.sampling import columns_of, draw
+from servanda.theory.stats.bets import Refutation
 from servanda.theory.stats.cells import TILTS, Cells
 from servanda.theory.stats.pit import log_bets
 from servanda.traces.token_history import SETS, sets_of, with_history
@@ -374,3 +376,29 @@ def test_sets_are_those_of_the_text_before_each_token():
                 expected["ngram"].append([i in follows for i in ids_NK[row]])
         for name in SETS:
             assert np.array_equal(sets_of(found, name), np.array(expected[name])), name
+
+
+@pytest.mark.parametrize(
+    ("largest", "now", "outcome", "more"),
+    [
+        (0.9, 0.5, "holds", None),  # it was near, and is not any more
+        (0.9, 0.8, "inconclusive", 250),
+        (0.99, 0.999, "inconclusive", 2),
+        (1.0, 0.2, "violated", None),
+    ],
+)
+def test_a_run_does_not_end_while_a_check_is_near_a_rejection(largest, now, outcome, more):
+    """Evidence grows with the run: 1,000 groups that gave 0.8 of a threshold need 250 more."""
+    cell, evidence = cell_of(SamplerFidelity()), Refutation(100, (0.0,))
+
+    found = refuted(cell, evidence, largest * PRICE, LOOK, "why", now=now * PRICE)
+
+    assert (found.outcome, found.open, found.more) == (outcome, more is not None, more)
+
+
+def test_a_penalty_is_rejected_by_the_run_that_the_check_kept_open():
+    """Near a rejection after nine rounds, a run with a penalty of 0.2 nats goes on, and rejects."""
+    views = [drawn(16, 60 + i, bias=penalty("answer", 0.2)) for i in range(12)]
+    outcomes = [judged(views[: n + 1])[0].outcome for n in range(len(views))]
+
+    assert outcomes == ["holds"] * 8 + ["inconclusive"] * 2 + ["violated"] * 2

@@ -345,14 +345,14 @@ class Drawn:
         )
 
 
-def log_evidence(rounds: Sequence[Drawn]) -> tuple[float, tuple[float, ...]]:
-    """The largest log e-value over prefixes of rounds, and that of each family there, nats.
+def log_evidence(rounds: Sequence[Drawn]) -> tuple[float, tuple[float, ...], float]:
+    """The largest log e-value over prefixes of rounds, that of each family there, and the last.
 
     Ids are evaluated at prefix lengths on a fixed grid, and at the last.  Families without records
     have no share of the mixture.
     """
     if not rounds:
-        return 0.0, (0.0, *(-math.inf,) * (len(SHARES) - 1))
+        return 0.0, (0.0, *(-math.inf,) * (len(SHARES) - 1)), 0.0
     grid = {round(2 ** (i / 2)) for i in range(64)} | {len(rounds)}
     cells_P, total = np.full(len(rounds), -np.inf), Cells()
     for i, r in enumerate(rounds):
@@ -369,7 +369,7 @@ def log_evidence(rounds: Sequence[Drawn]) -> tuple[float, tuple[float, ...]]:
     mixed_P = np.logaddexp.reduce(families_FP + log_F[:, None], axis=0)
     best = int(np.argmax(mixed_P))
     families_F = np.where(there, families_FP[:, best], -np.inf)
-    return float(mixed_P[best]), tuple(families_F.tolist())
+    return float(mixed_P[best]), tuple(families_F.tolist()), float(mixed_P[-1])
 
 
 def _grown(parts: Sequence[Refutation]) -> Array:
@@ -390,9 +390,10 @@ class _Fidelity(Kind):
     def _judged(
         self, cell: Cell, rounds: Sequence[Drawn], look: Interim, rejection: str, unseen: str
     ) -> CellVerdict:
-        log_e, families = log_evidence(rounds)
+        log_e, families, now = log_evidence(rounds)
         whole = sum(rounds, Drawn())
-        return refuted(cell, whole.ranks, log_e, look, _why(whole, families, rejection), unseen)
+        why = _why(whole, families, rejection)
+        return refuted(cell, whole.ranks, log_e, look, why, unseen, now)
 
 
 def _why(whole: Drawn, families: Sequence[float], rejection: str) -> str:
