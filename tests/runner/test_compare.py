@@ -598,5 +598,5 @@ def test_a_kernel_that_ends_its_responses_at_another_id_does_not_hold(tables, ot
     whole = next(cell for cell in verdict.cells if cell.clause == "whole" and cell.slice == "all")
     assert whole.outcome == "violated" and whole.value > 0.1
     ends = (2, 4) if other == "train" else (4, 2)
-    line = "the ids that end a response differ (train / infer): {} / {}".format(*ends)
+    line = "the ids that are told to end a response differ (train / infer): {} / {}".format(*ends)
     assert line in verdict.circumstances.differences

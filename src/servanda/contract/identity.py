@@ -126,7 +126,7 @@ def differences(train: Description, infer: Description) -> tuple[str, ...]:
                 "does not tell its values"
             )
     for what, one, other in (
-        ("the ids that end a response differ", train.eos, infer.eos),
+        ("the ids that are told to end a response differ", train.eos, infer.eos),
         ("the sizes of the vocabulary differ", train.vocab_size, infer.vocab_size),
         ("the longest sequences differ", train.context, infer.context),
     ):
