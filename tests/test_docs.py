@@ -274,3 +274,19 @@ def test_wherever_observe_mode_is_named_it_is_said_who_serves():
     assert {"README.md", "gateway.md", "platform.md", "cli.md", "contract.md"} <= found
     gateway = (ROOT / "docs/how-to/gateway.md").read_text(encoding="utf-8")
     assert gateway.index("## Let stable serve, and mirror") < gateway.index("## Observe\n")
+
+
+def test_every_method_is_where_the_page_of_methods_says():
+    page = (ROOT / "docs/explanation/methods.md").read_text(encoding="utf-8")
+    rows = [line for line in page.splitlines() if line.startswith("| ") and "`" in line]
+    where = [cell for row in rows for cell in row.split("|")[2:3]]
+    stats, named, module = ROOT / "src/servanda/theory/stats", 0, ""
+    for name in re.findall(r"`([^`]+)`", " ".join(where)):
+        if "/" in name:
+            assert any((root / name).exists() for root in (ROOT, ROOT / "src/servanda")), name
+            continue
+        module, _, known = name.rpartition(".") if "." in name else (module, "", name)
+        code = (stats / f"{module}.py").read_text(encoding="utf-8")
+        assert re.search(rf"(?m)^(?: {{4}})?(?:def |class )?{known}\b", code), name
+        named += 1
+    assert named >= 20

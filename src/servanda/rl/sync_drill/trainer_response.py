@@ -102,6 +102,7 @@ class Trials:
         self.weights, self.scores, self.rows = weights, scores, rows
         self.shown: frozenset[str] = frozenset()
         self._sizes: dict[Kind, float] = {}  # to begin with, by kind of group
+        self._times: dict[tuple[Kind, str], float] = {}  # that of the group, by its parts
 
     def without(
         self,
@@ -212,21 +213,37 @@ class Trials:
             logp_N,
             self.scores,
             floor,
-            first=self._sizes.get(group.kind),
+            first=self._sizes.get(group.kind, _FIRST),
         )
         moved = float(np.abs(own_N).mean())
         if moved:  # what the next one needs, if its effect is as large and proportional to its size
-            self._sizes[group.kind] = min(_LAST, _MARGIN * size * enough_of(floor) / moved)
+            needed = _MARGIN * size * enough_of(floor) / moved
+            self._sizes[group.kind] = min(_LAST, max(_FIRST, needed))
         sizes: dict[str, Size] = dict.fromkeys(group.tensors, size)
+        before = dict(sizes)
+        for part, names in group.parts.items():
+            times = 1.0 if self.shown.issuperset(names) else self._times.get((group.kind, part), 1)
+            sizes |= dict.fromkeys(names, times * size)
+        if sizes != before:
+            own_N = self.without(sizes) - logp_N
         while True:
             found = self.in_pieces(Perturbation(group, size, sizes, own_N), logp_N)
             larger = dict(sizes)
             for piece, piece_N in found.pieces.items():
                 self._grow(larger, piece, piece_N, floor)
             if larger == sizes:
+                self._remember(found, floor)
                 return found
             sizes = larger
             own_N = self.without(sizes) - logp_N
+
+    def _remember(self, found: Perturbation, floor: float) -> None:
+        """How much larger than the group's the sizes of its tensors have to be, for the next."""
+        for piece, piece_N in found.pieces.items():
+            size, effect = found.sizes[piece.tensors[0]], float(np.linalg.norm(piece_N))
+            if piece.family == "tensor" and not isinstance(size, tuple) and effect:
+                needed = size / found.size * min(1.0, _MARGIN * _POWER * floor / effect)
+                self._times[found.group.kind, piece.name] = max(1.0, needed)
 
     def in_pieces(self, perturbation: Perturbation, logp_N: Floats) -> Perturbation:
         """The same with the effect of each piece."""
@@ -239,22 +256,31 @@ class Trials:
         return replace(perturbation, pieces=pieces)
 
     def _grow(self, sizes: dict[str, Size], piece: Piece, piece_N: Floats, floor: float) -> None:
-        """Enlarge the perturbation of a tensor or an expert that has too little effect."""
-        if np.linalg.norm(piece_N) >= _POWER * floor:
+        """Enlarge the perturbation of a tensor or an expert that has too little effect.
+
+        By the power of 2 that is enough if its effect is proportional to its size.
+        """
+        effect, enough = float(np.linalg.norm(piece_N)), _POWER * floor
+        if effect >= enough:
             return
         if piece.is_expert and tokens_of(piece_N) < FEWEST:
             return  # a larger one would not reach more tokens
-        grows = piece.family == "tensor" and np.max(sizes[piece.tensors[0]]) < _LAST
+        wanted = min(enough / effect, _LEAP) if effect else _LEAP
+        times = 2.0 ** max(1, math.ceil(math.log2(wanted)))
+        largest = float(np.max(sizes[piece.tensors[0]]))
+        grows = piece.family == "tensor" and largest < _LAST
+        while grows and times > 2 and times * largest >= 2 * _LAST:
+            times /= 2
         for name in piece.tensors:
             size = sizes[name]
             if grows:
                 sizes[name] = (
-                    tuple(2 * row for row in size) if isinstance(size, tuple) else 2 * size
+                    tuple(times * row for row in size) if isinstance(size, tuple) else times * size
                 )
             elif piece.family == "rows" and piece.is_expert:
                 rows = [*size] if isinstance(size, tuple) else [size] * self.weights.shapes[name][0]
                 for row in range(*piece.rows):
-                    rows[row] = max(rows[row], min(2 * rows[row], _LAST))
+                    rows[row] = max(rows[row], min(times * rows[row], _LAST))
                 sizes[name] = tuple(rows)
 
 
@@ -280,7 +306,7 @@ def perturbation_size(
     scores: Scores,
     floor: float,
     share: float = 1.0,
-    first: float | None = None,
+    first: float = _FIRST,
 ) -> tuple[float, Floats]:
     """The size of a visible perturbation, and the trainer's change by it.
 
@@ -298,7 +324,7 @@ def perturbation_size(
         size, in spreads of each tensor; change [N], nats.
     """
     enough = enough_of(floor)
-    size, tried = first or _FIRST, first is None
+    size, tried = first, first <= _FIRST
     while True:
         weights.perturb(dict.fromkeys(names, size), share)
         change_N = scores() - logp_N
