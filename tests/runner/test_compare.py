@@ -5,9 +5,11 @@ import re
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from servanda.cli.compare import answer_lines
 from servanda.contract.identity import Description, differences
 from servanda.engines import BUILTIN
 from servanda.engines.base import ENGINES
@@ -18,6 +20,7 @@ from servanda.judgement.verdict import FORMATS, Circumstances, Verdict
 from servanda.runner import run
 from servanda.runner.compare.contract import CONTRACT, Options, compare, costed, plan_of, prepare
 from servanda.runner.compare.reference import PackOptions, measure_pack, pack_contract
+from servanda.runner.compare.sides import sides_of
 from servanda.runner.probe import Engines
 from tests import kit
 from tests.kit import servanda
@@ -600,3 +603,45 @@ def test_a_kernel_that_ends_its_responses_at_another_id_does_not_hold(tables, ot
     ends = (2, 4) if other == "train" else (4, 2)
     line = "the ids that are told to end a response differ (train / infer): {} / {}".format(*ends)
     assert line in verdict.circumstances.differences
+
+
+@pytest.mark.parametrize(
+    ("b", "asked", "answer"),
+    [
+        (
+            "q.json",
+            ("--sequences", "256"),
+            "B may replace A, as far as this run looked: no limit of",
+        ),
+        ("bad.json", ("--sequences", "256"), "B may not replace A: it breaks preset nvfp4"),
+        ("q.json", ("--max-time", "0s"), "not known yet whether B may replace A by preset nvfp4"),
+    ],
+)
+def test_the_first_line_of_an_answer_is_whether_b_may_replace_a(tables, b, asked, answer):
+    words = ("compare", "table:p.json", f"table:{b}", "--prompts", "prompts.jsonl", *asked)
+    words += ("--preset", "nvfp4", "--max-new-tokens", "6", "--run-dir", "run")
+
+    done = servanda(*words)
+
+    lines = done.stdout.splitlines()
+    at = next(i for i, line in enumerate(lines) if line.startswith("answer    "))
+    assert answer in lines[at] and "weights verified" in lines[at + 3]
+
+
+def test_the_settings_in_which_two_kernels_differ_are_named():
+    def lines(a, b, outcome):
+        sides = sides_of(f"transformers:.@{a}", f"transformers:.@{b}")
+        options = Options(f"transformers:.@{a}", f"transformers:.@{b}")
+        made = SimpleNamespace(sides=sides, preset="fp8", options=options)
+        return answer_lines(SimpleNamespace(outcome=outcome), made)
+
+    many = lines("float32,attention=eager", "bfloat16,attention=sdpa", "holds")
+    one = lines("float32", "bfloat16", "violated")
+
+    assert many[1:] == [
+        "settings  A and B differ in dtype float32 and bfloat16; attention eager and sdpa: change "
+        "one at a time to see which matters"
+    ]
+    assert one[1].endswith("servanda bisect transformers:.@float32 transformers:.@bfloat16 names "
+                           "the module")  # fmt: skip
+    assert lines("float32", "float32", "holds")[1:] == []

@@ -13,12 +13,12 @@ import click
 from servanda.cli.cost_table import cost_line, plan_data, plan_lines
 from servanda.cli.options import DASH, shared, show, show_json, until
 from servanda.cli.referee_text import third_lines
-from servanda.cli.screen import next_step, show_verdict, watching
+from servanda.cli.screen import next_step, show_marked, show_verdict, watching
 from servanda.contract.kernel_string import parse_kernel
 from servanda.engines import engine_names
 from servanda.engines.http import HTTPEngine
 from servanda.errors import MeasurementError
-from servanda.judgement.verdict import FORMATS
+from servanda.judgement.verdict import FORMATS, Verdict
 from servanda.runner.compare.contract import (
     CONTRACT,
     Comparison,
@@ -77,6 +77,31 @@ def compare_surface(options: Options, say: Callable[..., None]) -> tuple[LayerRe
 
 
 _VIOLATED = 1
+_MAY = {
+    "holds": "B may replace A, as far as this run looked: no limit of preset {} is exceeded",
+    "violated": "B may not replace A: it breaks preset {}",
+}
+_OPEN = "not known yet whether B may replace A by preset {}"
+
+
+def answer_lines(verdict: Verdict, comparison: Comparison) -> list[str]:
+    """Whether B may replace A, and in which settings they differ; before the verdict."""
+    said = [f"answer    {_MAY.get(verdict.outcome, _OPEN).format(comparison.preset)}"]
+    a, b = (kernel.model_dump() for kernel in comparison.sides.pair)
+    odd = [name for name in a if name not in _ASIDE and a[name] != b[name]]
+    if not odd or None in (a["model"], b["model"]):
+        return said
+    named = "; ".join(f"{name} {a[name] or 'unset'} and {b[name] or 'unset'}" for name in odd)
+    more = ""
+    if len(odd) > 1:
+        more = ": change one at a time to see which matters"
+    elif a["engine"] == b["engine"] == "transformers" and verdict.outcome != "holds":
+        more = f": servanda bisect {comparison.options.a} {comparison.options.b} names the module"
+    return [*said, f"settings  A and B differ in {named}{more}"]
+
+
+# of one kernel, what changes no number or is another role
+_ASIDE = ("title", "path", "model")
 
 
 @click.command("compare")
@@ -163,6 +188,7 @@ def compare_command(
         _save(comparison, save)
         return
     if format_ == "text":
+        show_marked([*answer_lines(verdict, comparison), ""], err=str(save) == DASH)
         more = (*next_step(verdict, comparison.folder), *scored)
         show_verdict(verdict, *more, err=str(save) == DASH)
     elif format_ == "json" and third is not None:

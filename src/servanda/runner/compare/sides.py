@@ -30,12 +30,18 @@ class Sides:
         return {side: kernel for side, kernel in named.items() if kernel is not None}
 
     @property
+    def pair(self) -> tuple[Kernel, Kernel]:
+        """A and B."""
+        if self.pack is not None:
+            return self.pack.schedule.kernel, self.train
+        return self.stable or self.train, self.infer
+
+    @property
     def one_kernel(self) -> bool:
         """Whether A and B are one kernel: then equal bits are expected and are no evidence."""
         if self.stable is not None:
             return False
-        first = self.train if self.pack is None else self.pack.schedule.kernel
-        second = self.infer if self.pack is None else self.train
+        first, second = self.pair
         there = self.pack is not None
         return _plain(first, elsewhere=there) == _plain(second, elsewhere=there)
 
@@ -106,9 +112,7 @@ def refuse_missing(kernel: Kernel, text: str, name: str) -> None:
 
 
 def fitting_preset(sides: Sides) -> tuple[str, str]:
-    if sides.pack is not None:
-        return presets.fitting(sides.pack.schedule.kernel, sides.train)
-    return presets.fitting(sides.stable or sides.train, sides.infer)
+    return presets.fitting(*sides.pair)
 
 
 def who(sides: Sides) -> tuple[str, ...]:
