@@ -9,6 +9,7 @@ from benchmarks.theory import partial_observation as _partial  # noqa: F401
 from benchmarks.theory import sequence as _sequence  # noqa: F401
 from benchmarks.theory import trajectory as _trajectory  # noqa: F401
 from benchmarks.theory import truncation as _truncation  # noqa: F401
+from benchmarks.theory import updates as _updates  # noqa: F401
 from benchmarks.theory import weighting_gap as _gaps  # noqa: F401
 from benchmarks.theory.base import CHALLENGES, Tightness, Trial, challenge, falsify
 from benchmarks.theory.procedures import Row, simulate

@@ -10,5 +10,6 @@ from benchmarks.theory.theorems import (  # noqa: F401
     surrogate,
     trajectory,
     truncation,
+    updates,
     weighting_gap,
 )

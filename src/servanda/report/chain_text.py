@@ -15,6 +15,17 @@ _WIDTH = 98
 _MARKS = string.ascii_lowercase
 _HEADS = ("at most", "guarantee", "by", "assumes")
 _SHORT = {"conditional bound": "conditional"}
+# of a policy gradient: docs/explanation/chain.md has their proofs
+_FURTHER = (
+    "several epochs in the decoupled form: the advantage becomes advantage x max(1 + clip high, "
+    "dual clip)",
+    "a KL penalty in the reward: the advantage becomes advantage + beta x the cut of its log ratio",
+    "several turns: count the model's own tokens; this assumes that the environment answers by "
+    "one law of the history, whichever kernel acts",
+    "own routes instead of replayed ones, or older weights: their TV to the trainer's is added",
+    "direction: the cosine to the exact gradient is at least sqrt(1 - (bias / norm)^2)",
+    "the return after several updates has no useful bound, and none is promised",
+)
 
 
 def chain_text(chain: Chain) -> str:
@@ -30,6 +41,8 @@ def chain_text(chain: Chain) -> str:
         blocks.append("\n".join(["assumes", *_rests(chain, marks)]))
     if laws:
         blocks.append("\n".join(["by", *_by(laws)]))
+    if any("policy gradient" in one.what or "token weights" in one.what for one in chain.steps):
+        blocks.append("\n".join(["further", *_wrapped([f"  {one}" for one in _FURTHER], 4)]))
     if chain.left_out:
         lines = [f"  {clause}: {reason}" for clause, reason in chain.left_out]
         blocks.append("\n".join(["left out", *_wrapped(lines, 4)]))

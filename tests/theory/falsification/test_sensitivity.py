@@ -109,6 +109,8 @@ OTHERS = {
         "low": lambda e: part("low", 1 + e),
         "high": lambda e: part("high", 1 + e),
     },
+    "tv_through_a_third": {"lower": lambda e: end(0, 1 + e), "upper": lambda e: end(1, 1 - e)},
+    "gradient_cosine": {"result": lambda e: scaled(1 + e)},
     "tv_at_least_probs_diff": {"result": lambda e: scaled(1 + e)},
     "greedy_flip_impossible": {"osc": lambda e: given(1, 1 - e)},
     "truncation_sets": {

@@ -83,6 +83,14 @@ ASSUMPTIONS: Mapping[str, Assumption] = MappingProxyType(
             "the clipped ratio is train over infer (bypass mode), so that kernel gap and policy "
             "update share one clip range"
         ),
+        "own_ratio": Assumption(
+            "the clipped ratio is the new policy over the old one, both of the train kernel "
+            "(decoupled mode), and the correction weighs the old one over infer"
+        ),
+        "same_environment": Assumption(
+            "the environment answers an action by one law of the history, whichever kernel acts: "
+            "a time limit, or a tool whose answer depends on load, breaks it"
+        ),
         "true_top_k": Assumption("the returned tokens are the top-k of each kernel"),
         "normal": Assumption("the log-ratio of a sequence is roughly normal"),
     }
