@@ -274,17 +274,18 @@ def _cells(result: AuditResult, slice_: SliceStatus) -> tuple[str, ...]:
     value, limit = (cell.value, cell.limit) if cell else (None, None)
     if last is not None and (cell is None or not cell.n):  # the evidence restarts at the diversion
         value, limit = last.value, last.limit
-    state = _state(slice_, cell, last)
+    state = state_text(slice_, cell, last)
     return slice_.name, percent(slice_.share), number(value), number(limit, WRITTEN), state
 
 
-def _state(slice_: SliceStatus, cell: CellStatus | None, last: Transition | None) -> str:
+def state_text(slice_: SliceStatus, cell: CellStatus | None, last: Transition | None) -> str:
+    """The state of a slice by its worst cell, or by the transition that would have diverted it."""
     if last is not None:
         now = "" if slice_.status == "quarantined" else f"; {slice_.status} by the end"
         who = f"{count(last.n, 'request')}, {count(last.keys, 'user')}"
         return f"✗ would divert (e-value {evidence(last.log_evidence)} from {who}){now}"
     if cell is None:
-        return "✓ active"
+        return "– not watched"
     if _paid(cell):
         why = slice_.held.partition(": ")[2] or "not evaluated yet"
         e = evidence(max(cell.log_evidence, cell.log_alarm))
@@ -295,6 +296,8 @@ def _state(slice_: SliceStatus, cell: CellStatus | None, last: Transition | None
         return "? no request of the log is in it"
     if not number(cell.value):
         return "? no request was scored"
-    mark = "✓" if slice_.status == "active" else "·"
     e, threshold = evidence(cell.log_evidence), evidence(cell.log_price)
-    return f"{mark} {slice_.status} (e-value {e}, threshold {threshold})"
+    told = f"(e-value {e}, threshold {threshold})"
+    if slice_.status != "active":
+        return f"· {slice_.status} {told}"
+    return f"· {slice_.gathering} {told}" if slice_.gathering else f"✓ within limits {told}"

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -50,6 +51,22 @@ class CellStatus:
     refutes: bool = False
 
     @property
+    def is_within(self) -> bool:
+        """Whether it passes the return test: the e-value for its limit is at the threshold.
+
+        How tokens are drawn has no limit: nothing is to be shown there.
+        """
+        return self.refutes or self.log_below >= self.log_leave_price
+
+    @property
+    def needed(self) -> float:
+        """About how many requests show that it is within its limit; inf where none so far does."""
+        if self.is_within:
+            return self.n
+        grown = self.log_below / self.log_leave_price
+        return self.n / grown if grown > 0 else float("inf")
+
+    @property
     def nearness(self) -> float:
         """Log e-value as a fraction of the nearest log threshold; 1 is the alarm."""
         parts = ((self.log_evidence, self.log_price), (self.log_alarm, self.log_alarm_price))
@@ -89,6 +106,16 @@ class SliceStatus:
     sample: float = 0.0
     relapses: int = 0
     advice: Advice | None = None
+
+    @property
+    def gathering(self) -> str:
+        """How far its evidence is from showing every limit; "" where it shows them."""
+        short = [cell for cell in self.cells if not cell.is_within]
+        if not short:
+            return ""
+        last = max(short, key=lambda cell: cell.needed)
+        about = f" of about {math.ceil(last.needed):,}" if last.needed < math.inf else ""
+        return f"gathering: {last.n:,}{about} requests"
 
 
 @dataclass(frozen=True)

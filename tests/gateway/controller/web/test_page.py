@@ -6,8 +6,11 @@ import xml.etree.ElementTree as ET
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from servanda.errors import ContractError
+from servanda.gateway.controller.audit import state_text
 from servanda.gateway.controller.status import (
     ControllerStatus,
     PoolStatus,
@@ -47,7 +50,7 @@ def pinned(to, **more):
             "✗ 1 above its limit · 3 active, within limits",
         ),
         ({"slices": (fake.broken(), NEW)}, "✗ 1 quarantined · 1 without evidence"),
-        ({"slices": (YOUNG, *QUIET)}, "✓ 1 active · 3 active, within limits"),
+        ({"slices": (YOUNG, *QUIET)}, "· 1 gathering · 3 active, within limits"),
         ({"slices": (*QUIET, NEW, NEW)}, "? 2 without evidence · 3 active, within limits"),
         ({"slices": (pinned("stable"), *QUIET)}, "● 1 pinned to stable · 3 active, within limits"),
         ({"slices": ()}, "? no slice is watched"),
@@ -63,7 +66,7 @@ def test_the_first_line_counts_the_slices_by_state_the_worst_first(known, text):
     ("one", "said"),
     [
         (fake.slice_("a"), "✓ active, within limits"),
-        (YOUNG, "✓ active"),
+        (YOUNG, "· gathering: 1 of about 48 requests"),
         (fake.slice_("a", scored=0), "? without evidence"),
         (fake.slice_("a", cells=()), "– not watched"),
         (fake.slice_("a", "suspect"), "? suspect"),
@@ -332,3 +335,41 @@ def test_a_decision_says_whether_anything_was_moved(step, text):
     before, after, acted = step
     one = fake.transition(3, before, after, acted=acted)
     assert f">{text}</td>" in fragment(fake.status(transitions=(one,), moves=3), VIEWER)
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 500), st.floats(-5, 12), st.booleans()), min_size=1, max_size=4
+    ),
+    st.sampled_from(STATUSES),
+)
+def test_no_surface_is_green_below_the_power_to_show_every_limit(drawn, status):
+    """The page, the status in a terminal, and the audit: one state, and one tick."""
+    cells = tuple(
+        fake.cell(f"c{i}", n=n, log_below=below, refutes=refutes)
+        for i, (n, below, refutes) in enumerate(drawn)
+    )
+    shown = all(refutes or below >= fake.LEAVE for _, below, refutes in drawn)
+    one = fake.slice_("a", status, cells=cells, scored=max(n for n, _, _ in drawn))
+    known = fake.status(slices=(one,))
+    green = shown and status == "active" and one.scored > 0
+
+    assert ("✓" in summary.state(one).glyph) == green
+    assert ("✓" in terminal(known, "http://a").splitlines()[0]) == green
+    assert ("✓" in state_text(one, cells[0], None)) <= green
+    if status == "active" and one.scored and not shown:
+        assert summary.state(one).text.startswith("gathering: ")
+
+
+def test_the_number_of_requests_that_are_needed_is_that_of_evidence_that_grows_evenly():
+    def said(*cells):
+        return fake.slice_("a", cells=cells).gathering
+
+    half = fake.cell(n=30, log_below=fake.LEAVE / 2)
+    tenth = fake.cell(n=30, log_below=fake.LEAVE / 10)
+    none = fake.cell(n=7, log_below=-1.0)
+
+    assert said(half) == "gathering: 30 of about 60 requests"
+    assert said(half, tenth) == "gathering: 30 of about 300 requests"
+    assert said(half, none) == "gathering: 7 requests"  # nothing speaks for its limit yet
+    assert said(fake.cell(), fake.cell(refutes=True, log_below=-3.0)) == ""

@@ -42,7 +42,7 @@ class State(NamedTuple):
 
 
 def state(slice_: SliceStatus) -> State:
-    """The state of a slice: "within limits" only after the return test."""
+    """The state of a slice: "within limits", and ✓, only after the return test."""
     if slice_.pin is not None and slice_.pin.to in ("stable", "infer"):
         tone = "bad" if slice_.pin.to == "stable" else "open"
         return State("●", f"pinned to {slice_.pin.to}", tone)
@@ -53,8 +53,9 @@ def state(slice_: SliceStatus) -> State:
     if slice_.status == "suspect" and any(cell.nearness >= 1 for cell in slice_.cells):
         return State("✗", "above its limit", "bad")
     would = "" if slice_.acts or slice_.status in ("active", "suspect") else "would be "
-    sound = slice_.status == "active" and all(map(within_limit, slice_.cells))
-    text = f"{would}{slice_.status}{', within limits' if sound else ''}"
+    if slice_.status == "active" and slice_.gathering:
+        return State("·", slice_.gathering, "open")
+    text = f"{would}{slice_.status}{', within limits' if slice_.status == 'active' else ''}"
     return State(_GLYPH[slice_.status], text, _TONE.get(slice_.status, "bad"))
 
 
@@ -63,7 +64,7 @@ def headline(status: ControllerStatus) -> State:
     states = sorted(map(state, status.slices), key=lambda one: _TONES.index(one.tone))
     if not states:
         return State("?", "no slice is watched", "open")
-    counts = Counter(one.text for one in states)
+    counts = Counter(one.text.partition(":")[0] for one in states)
     text = " · ".join(f"{n:,} {words}" for words, n in counts.items())
     return State(states[0].glyph, text, states[0].tone)
 
@@ -96,14 +97,6 @@ def ordered(slices: Iterable[SliceStatus]) -> list[SliceStatus]:
         return slice_.name == WHOLE, slice_.pin is None, _RANK[slice_.status], -near
 
     return sorted(slices, key=order)
-
-
-def within_limit(cell: CellStatus) -> bool:
-    """Whether a cell passes the return test: the e-value for its limit is at the threshold.
-
-    How tokens are drawn has no limit: nothing is to be shown there.
-    """
-    return cell.refutes or cell.log_below >= cell.log_leave_price
 
 
 def is_diverted(slice_: SliceStatus) -> bool:
