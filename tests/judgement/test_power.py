@@ -316,3 +316,20 @@ def test_tiny_faults_has_the_power_that_its_truth_table_shows():
     for one in (c for c in caught if c.met):
         record = faults_page.at_field(truth_table.read(), one.fault)
         assert record is None or bool(one.by) == record.caught(truth_table.OURS), one
+
+
+@pytest.mark.parametrize(("injected", "by"), [(True, ("tv on all",)), (False, ())])
+def test_a_fault_that_this_run_caught_is_not_listed_as_missed(tmp_path, injected, by):
+    """On the bundled model it is too small to be caught, and here its kernel was violated."""
+    path, _ = kit.write(tmp_path, **(SIZES | {"q": {"": kit.moved(kit.BASE, 0.3)}}))
+    found = run.check(path, run_dir=tmp_path / "run", open=run.in_process)
+    assert found.outcome == "violated"
+    plan, evidence = healthy(tmp_path / "other")
+    kernel = plan.contract.kernels.infer
+    faulty = kernel.model_copy(update={"fault": {"fault": True} if injected else None})
+    kernels = plan.contract.kernels.model_copy(update={"infer": faulty})
+    plan = replace(plan, contract=plan.contract.model_copy(update={"kernels": kernels}))
+
+    (told,) = power(plan, evidence, [signature(0.01)], found.cells)
+
+    assert told.by == by and (told.grounds == "violated in this run") == injected

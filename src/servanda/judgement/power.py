@@ -51,8 +51,33 @@ class Signature:
     met: bool = False
 
 
-def power(plan: Plan, evidence: Evidence, signatures: Iterable[Signature]) -> tuple[Caught, ...]:
-    """Every fault with an applicable signature, and the cells that it would violate."""
+def power(
+    plan: Plan,
+    evidence: Evidence,
+    signatures: Iterable[Signature],
+    cells_of_run: Sequence[CellVerdict] = (),
+) -> tuple[Caught, ...]:
+    """Every fault with an applicable signature, and the cells that it would violate.
+
+    Args:
+        cells_of_run: the verdict's own: a fault that was injected into its kernel was caught by
+            those that it violated, whatever the same fault does to the bundled model.
+    """
+    injected = plan.contract.kernels.infer.fault or {}
+    red = [c for c in cells_of_run if c.enforced and c.outcome == "violated"]
+    own = tuple(dict.fromkeys(f"{cell.clause} on {cell.slice}" for cell in red))
+    faults = _by_signature(plan, evidence, signatures)
+    return tuple(
+        replace(one, by=own, grounds="violated in this run")
+        if own and not one.by and one.fault in injected
+        else one
+        for one in faults
+    )
+
+
+def _by_signature(
+    plan: Plan, evidence: Evidence, signatures: Iterable[Signature]
+) -> tuple[Caught, ...]:
     refusing = evidence.key.grade == "verified"
     cells = [(i, cell) for i, cell in enumerate(plan.cells) if cell.clause.enforced]
     return tuple(
