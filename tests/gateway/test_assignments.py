@@ -11,7 +11,7 @@ from servanda.gateway.routing.model import RequestFacts, SliceRoute
 from servanda.gateway.routing.router import Router
 from servanda.judgement.slices.rules import Cut, Term
 from servanda.promotion.run.request_log_files import read_split
-from servanda.traces.request_log import first_of_each_user
+from servanda.traces.request_log import Assignment, first_of_each_user
 from tests import serving as traffic
 from tests.gateway.serving import Fake, Running, config, drop, everything, reply, snapshot
 from tests.promotion.run.test_looking import at, cell
@@ -63,6 +63,23 @@ def test_a_failover_corrects_the_line_of_its_user(pools, tmp_path):
 
         assert causes[0] == "failover"
         assert {*causes} <= {"failover", "breaker"}
+
+
+@pytest.mark.parametrize(
+    ("at", "because", "pool"),
+    [
+        (1.0, "failover", "stable"),
+        (1.0, "breaker", "infer"),
+        (1.5, "failover", "infer"),  # of a later request: the user was already served by infer
+    ],
+)
+def test_only_a_failover_of_the_first_request_corrects_the_first_line(at, because, pool):
+    first, other = (Assignment("r1", "canary-1", 1.0, key, "infer") for key in "ab")
+    later = Assignment("r1", "canary-1", at, "a", "stable", because=because)
+
+    found = first_of_each_user([first, other, later], "r1", "canary-1")
+
+    assert [(one.key, one.pool) for one in found] == [("a", pool), ("b", "infer")]
 
 
 def test_what_a_session_or_a_pin_decides_is_apart(pools, tmp_path):

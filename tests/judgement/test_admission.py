@@ -102,6 +102,29 @@ def described(**changes):
     return open_
 
 
+@pytest.mark.parametrize(
+    ("scores", "declared", "wanted", "hint"),
+    [
+        (("prefill",), ", path: decode", "decode", "declare kernels.train.path: prefill"),
+        (("decode",), "", "prefill", "declare kernels.train.path: decode"),
+        ((), "", "prefill", "let it be infer, the side that draws"),
+    ],
+)
+def test_a_train_engine_that_cannot_score_by_its_path_is_refused_before_measuring(
+    tmp_path, scores, declared, wanted, hint
+):
+    path, _ = kit.write(tmp_path, train=declared)
+    with pytest.raises(MeasurementError) as caught:
+        check(path, tmp_path, described(scores=scores))
+    (problem,) = caught.value.problems
+    assert problem.message == f"the train engine 'table' cannot score given tokens by {wanted}"
+    assert problem.hint.startswith(hint)
+    assert not list((tmp_path / "run").rglob("*.parquet"))
+    if scores:
+        path, _ = kit.write(tmp_path, train=f", path: {scores[0]}")
+        assert check(path, tmp_path, described(scores=scores)).outcome == "holds"
+
+
 def test_an_unknown_capture_is_refused(tmp_path):
     path, _ = captured(tmp_path, "float8")
     with pytest.raises(MeasurementError, match="cannot be recorded as 'float8'"):

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from servanda.cli.main import main
 from servanda.contract.model import Kernel
+from servanda.engines.http import HTTPEngine
 from servanda.engines.http.dialects.base import NEUTRAL, SequenceRequest, Server
 from servanda.engines.http.dialects.llamacpp import LlamaCpp
 from servanda.engines.http.dialects.vllm import VLLM
@@ -34,8 +35,9 @@ from servanda.runner.relations.judge import (
     shrink,
 )
 from servanda.runner.relations.observation import Observation, difference
-from servanda.runner.relations.relation import RELATIONS, Pair
-from servanda.runner.relations.run import draws, rounding_of
+from servanda.runner.relations.relation import RELATIONS, Cases, Pair
+from servanda.runner.relations.run import Options, rounding_of
+from servanda.runner.relations.run import relations as all_relations
 from servanda.runner.relations.subject import Request
 
 pytest.importorskip("uvicorn")
@@ -569,17 +571,28 @@ def test_a_second_tier_of_the_cache_is_read_only_after_other_requests():
     assert "--between 1024" in second["prefix-cache"]["example"]["command"]
 
 
-@pytest.mark.parametrize(("near", "outcome"), [(1e-9, True), (-1e-9, False)])
-def test_draws_are_rejected_at_an_e_value_of_one_over_alpha(monkeypatch, near, outcome):
-    seen = Observation((1,) * 9000, ({1: -0.1},) * 9000)
-    subject = SimpleNamespace(drawn=lambda *_: [seen], engine=None)
-    evidence = SimpleNamespace(n=9000, log_e=-math.log(0.0125) + near)
-    monkeypatch.setattr("servanda.runner.relations.run._evidence", lambda *_: evidence)
-    cases = SimpleNamespace(given=Request((1,), 1), seed=0, width=3)
+@pytest.mark.parametrize(("near", "outcome"), [(1e-9, "violated"), (-1e-9, "holds")])
+@pytest.mark.parametrize("asks", [True, False])
+def test_draws_with_named_sampling_and_without_are_each_tested_at_half_of_alpha(
+    monkeypatch, asks, near, outcome
+):
+    def drawn(_, named):
+        return [Observation((int(named),) * 9000, ({1: -0.1},) * 9000)]
 
-    found = draws(Judge(subject, 0.0125), cases)
+    def evidence(seen, _):
+        grown = seen[0].tokens[0] == asks
+        return SimpleNamespace(n=9000, log_e=(math.log(2 / 0.025) + near) * grown)
 
-    assert (found.outcome == "violated") == outcome and found.alpha == 0.0125
+    monkeypatch.setattr("servanda.runner.relations.run._evidence", evidence)
+    monkeypatch.setattr("servanda.runner.relations.run._seen", lambda *_: 0.1)
+    engine = HTTPEngine.__new__(HTTPEngine)
+    engine.server = Server("m", defaults={})
+    cases = Cases([(1,)], 1, 3, 1, 1, given=Request((1,), 1))
+    options = Options(only=("sampling",), alpha=0.025)
+
+    (found,) = all_relations(SimpleNamespace(drawn=drawn, engine=engine), cases, options)
+
+    assert (found.outcome, found.alpha) == (outcome, 0.0125)
 
 
 @pytest.mark.parametrize("between", [0.0, 0.01])

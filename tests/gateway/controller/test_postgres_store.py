@@ -6,6 +6,8 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 
@@ -100,6 +102,67 @@ def test_a_leader_whose_lease_ended_leads_again_if_no_other_led(place):
     store.commit(Commit({"a": 1}))
     assert store.leads and store.meta("a") == 1
     store.close()
+
+
+class Slow:
+    """A connection whose every answer comes a second of a clock after its statement."""
+
+    closed = False
+
+    def __init__(self, clock):
+        self.clock = clock
+
+    def execute(self, *_):
+        self.clock.now += 1.0
+        return SimpleNamespace(fetchone=lambda: (1,), rowcount=1)
+
+    def close(self):
+        self.closed = True
+
+
+def test_a_lease_ends_no_later_than_its_time_after_each_request_to_renew_it(monkeypatch):
+    """The database counts it from some time between the request and the answer."""
+    postgres_store = pytest.importorskip("servanda.gateway.controller.postgres_store")
+    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr(postgres_store, "time", clock)
+
+    def led_at(*times):
+        found = []
+        for clock.now in times:
+            found.append(lease.holds)
+        return found
+
+    db = Slow(clock)
+    lease = postgres_store.Lease(lambda: db, "toy", "one", lease_s=60.0)
+    assert led_at(59.0, 61.0) == [True, False]  # its row was asked for at 1
+    lease._ended.set()
+    lease._thread.join()
+    clock.now = 100.0
+    lease.renewed(lease.fence(db))
+    assert led_at(159.5, 160.5) == [True, False]
+    clock.now, turns = 200.0, iter([False, True])
+    lease._ended = SimpleNamespace(wait=lambda _: next(turns), set=lambda: None)
+    lease._renew()  # once
+    assert led_at(259.5, 260.5) == [True, False]
+    lease.end()
+
+
+@pytest.mark.parametrize("over", [True, False])
+def test_the_next_leader_ends_the_session_of_one_that_stands_still_once_its_lease_is_over(
+    cluster, place, over
+):
+    first = frozen(open_store(place, "toy", lease_s=60))
+    if over:
+        schema = place.rpartition("%3D")[2]
+        cluster.execute(f"UPDATE {schema}.servanda_leader SET until = clock_timestamp()")
+    with pytest.raises(MeasurementError) if over else nullcontext(), first._changing():
+        assert leads(place) is None  # the row is locked
+        if over:
+            second = until(lambda: leads(place), "the next one leads", wait_s=20)
+    assert first.leads != over
+    (second if over else first).commit(Commit({"a": 1}))
+    for store in (second, first) if over else (first,):
+        store.close()
 
 
 def terminate(cluster, store):

@@ -73,9 +73,9 @@ class Case:
     near: float = 1e-6
     clause: Clause = CLAUSE
 
-    def judged(self, *, alpha: float, cells: int = 1, part: float = 1.0) -> Any:
+    def judged(self, *, alpha: float, cells: int = 1, part: float = 1.0, first: int = 1) -> Any:
         cell = Cell(self.clause, "statistical", (), Cut("all"), self.claim, ROOM, self.kind, "w")
-        look = Interim(alpha, cells, first=1, launched=400, intervals=False, part=part)
+        look = Interim(alpha, cells, first, launched=400, intervals=False, part=part)
         return self.kind.judge(cell, self.rounds, None, look)
 
 
@@ -332,6 +332,16 @@ def test_holding_costs_alpha_whatever_the_cells_and_the_leg():
             for more, outcome in ((-case.near, True), (case.near, False)):
                 found = case.judged(alpha=math.exp(-case.green - more), cells=cells, part=part)
                 assert (found.outcome == "holds") == outcome, (name, cells, part, more)
+
+
+def test_a_promise_holds_from_the_first_size_on_and_is_broken_at_any_size():
+    for name, case in every().items():
+        for nats, outcome in ((case.green, "holds"), (case.red, "violated")):
+            if nats and nats > 1:
+                alpha = math.exp(case.near - nats)
+                found = [case.judged(alpha=alpha, first=size).outcome for size in (400, 401)]
+                any_size = outcome == "violated" or name == "drafts, kept"  # of a training step
+                assert found == [outcome, outcome if any_size else "inconclusive"], name
 
 
 def timed(key: str, near: float = 0.001) -> Case:

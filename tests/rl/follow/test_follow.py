@@ -369,7 +369,7 @@ def test_a_restart_continues_and_a_cut_off_line_is_dropped(tmp_path, seed, looks
     again = Follow(PROBES, state=state)
     steps = [again.observe(k, walk.train[k], engine[k]) for k in range(at, looks)]
 
-    assert [str(s) for s in steps] == [str(s) for s in whole[at:]]
+    assert [repr(s) for s in steps] == [repr(s) for s in whole[at:]]  # in every bit
     assert len(state.read_text().splitlines()) == looks
 
 

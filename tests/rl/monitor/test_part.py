@@ -13,6 +13,8 @@ from servanda.rl import Monitor
 from servanda.rl.monitor.batch import Batch
 from servanda.rl.monitor.ranks import (
     Overlaps,
+    Part,
+    RankMessage,
     added,
     drafts_of,
     extras_of,
@@ -32,7 +34,7 @@ from tests.rl.monitor.test_monitor import BARE, TV
 from tests.theory.stats.test_draft_counts import counted as accepted_drafts
 
 RANKS = 4
-SUMS = ("agreement", "drafts", "scalars", "gross", "lags")  # of a part
+SUMS = ("agreement", "drafts", "scalars", "gross", "rules", "lags")  # of a part
 LOSS = """slices:
   - {name: env, split: labels.env}
   - {name: late, match: {context.position: {gte: 20}}}
@@ -132,6 +134,14 @@ def test_the_parts_of_ranks_add_up_to_those_of_one_process_in_any_order(named):
         for rank in order:
             joined.join(copy.deepcopy(counts[rank]))
         assert joined == counts[-1]
+    names = {field.name for field in fields(Part)} - {field.name for field in fields(RankMessage)}
+    for name in names - {"unsound"} if named else ():  # words, in test_ranks
+        for rank in (1, 2):  # with a field of another rank the whole is another
+            other = replace(sent[rank][0], **{name: getattr(sent[rank - 1][0], name)})
+            parts = [(other if i == rank else part, atoms) for i, (part, atoms) in enumerate(sent)]
+            told, mine = summed(parts[:RANKS])
+            near = pytest.approx(whole, rel=1e-9, abs=1e-9, nan_ok=True)
+            assert told != words or mine != near, f"{name} of rank {rank}"
 
 
 @pytest.mark.parametrize("turns", [1, 3])

@@ -129,6 +129,18 @@ def test_ranks_under_different_contracts_are_refused():
     assert all("rank 0 has contract" in text for text in said)
 
 
+@pytest.mark.parametrize("rank", range(2))
+def test_the_data_of_any_rank_can_be_wrong_and_selected(rank):
+    shards = [shard(0), shard(1)]
+    copy = shards[rank](0)["logp_infer_BT"]
+    shards[rank] = shard(rank, logp_train_BT=copy, logp_infer_BT=copy, selected=np.arange(12) < 7)
+    found = [steps[0] for steps in observed(shards)]
+
+    for step_ in found:
+        assert step_.outcome == "error" and "are one array" in step_.cause
+        assert "judged on 19 of 24 sequences" in str(step_.verdict.blind_spots)
+
+
 @pytest.mark.parametrize("first", [True, False])
 def test_a_rank_that_cannot_read_its_arrays_stops_the_others_with_its_reason(first):
     """Were it to stop alone, they would wait for it for ever."""
