@@ -105,7 +105,7 @@ def test_a_large_model_takes_a_dozen_syncs_and_a_small_one_a_sync_a_group():
     small = weight_groups({f"layers.{i}.{k}.weight": ["x"] for i in range(4) for k in kinds})
 
     # one class of norms here; several share a sync
-    assert len(blocks(large)) == 7 and max(map(len, blocks(large))) <= 16
+    assert len(blocks(large)) == 11 and max(map(len, blocks(large))) <= 8
     assert len(blocks(small)) == len(small) == 9
 
 

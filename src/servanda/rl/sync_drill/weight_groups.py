@@ -23,7 +23,7 @@ _MLP = re.compile(r"mlp|feed_forward|ffn|moe|expert")
 
 # more groups than this are perturbed in blocks of several
 SINGLES = 12
-IN_A_BLOCK = 16
+IN_A_BLOCK = 8
 PARTS = 32  # most parts of a group: experts of a layer are bundled
 
 
