@@ -239,6 +239,9 @@ def accepted(documents):
     schemas = pytest.importorskip("kubernetes_validate", reason="pip install kubernetes-validate")
     for document in documents:
         schemas.validate(document, "1.30", strict=True)
+        other = document | {"spec": {**document.get("spec", {}), "unknown": 1}}
+        with pytest.raises(schemas.ValidationError):
+            schemas.validate(other, "1.30", strict=True)
 
 
 def test_kubernetes_accepts_the_manifests():

@@ -105,8 +105,17 @@ def test_a_worker_keeps_the_laws_of_its_engine(kernel):
     assert len(report.those("skipped")) == 1
 
 
-def test_prompts_may_be_texts_or_token_ids(kernel):
+def test_prompts_may_be_texts_or_token_ids(kernel, monkeypatch):
+    drawn, generate = set(), TableEngine.generate
+
+    def spied(engine, batch, *how):
+        drawn.update(map(tuple, batch.prompts))
+        return generate(engine, batch, *how)
+
+    monkeypatch.setattr(TableEngine, "generate", spied)
     check_engine(lambda: TableEngine(kernel), ["a b", [2], "c"])
+    a, b, c = (TableEngine(kernel).encode([name])[0] for name in "abc")
+    assert {(*a, *b), (2,), (*c,)} <= drawn
 
 
 def test_an_engine_of_best_tokens_keeps_the_laws_of_best_tokens(kernel):

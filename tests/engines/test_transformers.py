@@ -411,6 +411,7 @@ def test_texts_are_encoded_without_special_tokens_and_decoded_and_every_id_has_a
 def test_the_engine_is_registered_and_can_be_closed(folder):
     engine = ENGINES["transformers"](Kernel(engine="transformers", model=str(folder)))
 
+    assert isinstance(engine, TransformersEngine)
     engine.close()
     engine.close()
 
