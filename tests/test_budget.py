@@ -13,26 +13,26 @@ SRC = ROOT / "src" / "servanda"
 
 # lines of *.py, as `ruff format` writes them; templates, styles, scripts and C are counted apart
 BUDGET = {
-    "theory": 6676,
-    "traces": 1748,
-    "contract": 2712,
-    "judgement": 14743,
+    "theory": 6740,
+    "traces": 1777,
+    "contract": 2720,
+    "judgement": 14833,
     "engines": 14997,
     "report": 4800,
-    "runner": 7740,
-    "rl": 26737,
+    "runner": 7769,
+    "rl": 26763,
     "authoring": 5510,
-    "cli": 6674,
+    "cli": 6700,
     "root": 516,
     "promotion": 4600,
-    "gateway": 15008,
+    "gateway": 15030,
 }
 ASIDE = {".html": 466, ".css": 173, ".js": 130, ".c": 198}  # suffix -> lines under src
 # tests: with those of the same steps three ways, of prices, of strangers' contracts, of observers
 # that fail, of what help texts state, of the real language model, of a number format's
 # cost, of memory that kernels need, of rare faults and of causes with the data of unseen cases, and
 # of data that lies
-OUTSIDE = {"tests": 113_938, "benchmarks": 16_295}
+OUTSIDE = {"tests": 114_541, "benchmarks": 16_597}
 LONGEST_FILE, LONGEST_FUNCTION = 900, 60
 # functions that are longer; the list only shrinks
 LONG = {
