@@ -35,7 +35,8 @@ def sparse_updates(
     sides.stage = "updates of few values"
     sides.sync()  # undoes the last perturbation, which was of whole tensors
     names, changed = [*weights.parameters], 0.0
-    size, _ = perturbation_size(weights, names, train_N, sides.train, floor, share=DENSITIES[0])
+    # of all updates together: far from its weights a model differs, and kernels of it differ more
+    size, _ = perturbation_size(weights, names, train_N, sides.train, floor, share=sum(DENSITIES))
     sizes, responses = dict.fromkeys(names, size), []
     for density in DENSITIES:
         changed += density
