@@ -20,7 +20,7 @@ BUDGET = {
     "engines": 14997,
     "report": 4800,
     "runner": 7769,
-    "rl": 26763,
+    "rl": 26764,
     "authoring": 5510,
     "cli": 6700,
     "root": 516,
