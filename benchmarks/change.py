@@ -1,6 +1,6 @@
 """How often healthy runs are called changed, and how soon broken ones, by number of good runs.
 
-python -m benchmarks.change [--write]     from the records of the experiment; a few seconds
+python -m benchmarks.change [--write]     records of the experiment, and drawn runs; five minutes
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "explanation" / "change.md"
 ARMS = ("none", "tis", "mis")  # a healthy run is healthy under each
 BROKEN = ("never_synced", "tied_head_stale", "one_mlp")
 BLOCK, RESAMPLED, SEED = 5, 20, 20261125  # steps; runs per seed
+DRAWN, STEPS, TIMES, GOOD = 400, 30, (1, 3, 10), (2, 4, 9)  # runs; steps of a good run
 
 _TEXT = """\
 # Has the gap changed?
@@ -51,15 +52,26 @@ is above 1.2 times that value for every j at once, in one metric. Among R + 1 ru
 the same way (exchangeable), at most one is above all others in this sense. So with R good runs, a
 healthy run is called changed with probability **at most 1 / (R + 1)**, for all metrics together,
 whatever the dependence of its steps, their tails, and a drift that the good runs have too. The
-promise covers as many steps as the shortest good run has; beyond, the rate is an estimate.
+promise covers as many steps as the shortest good run has. Beyond them a new change is a warning
+and no violation, and every print says so; a change that was found before stays *violated*.
 
-- Few good runs promise little: 1/3 with 2, 1/6 with 5, 1/20 with 19. The factor 1.2 makes the
+- Few good runs promise little: 1/3 with 2, 1/6 with 5, 1/20 with 19. So a gate needs nine: a
+  contract whose `trend` is enforced refuses a reference of fewer, and `--reference` only warns.
+- The promise is of all healthy runs. The quietest of several are called so by chance, and a later
+  run is above them more often. A reference records how many healthy runs there were (`--recorded`).
+  A selection promises nothing; a reference that does not state the number can only warn.
+- The factor 1.2 makes the
   measured rate smaller than the promise. So does a least threshold, at which independent normal
   steps have a false alarm in {alpha:g} % of the runs.
 - One good run promises nothing, because it shows no spread between runs. Its two halves take the
   place of two runs.
 - Runs of another set-up (model, engine, precision, learning rate, batch size) are not exchangeable:
-  a 4-bit engine needs its own reference.
+  a 4-bit engine needs its own reference. A reference of a noisier set-up would hide a change: where
+  a metric of the first five steps is more than three times, and three standard deviations, below
+  that of the good runs, its answer is *inconclusive*. A red metric from the first steps on has a
+  note that the reference may be of another set-up; runs of other contracts are named.
+- S lasts longer than a change does. The sentence of a violation names the step since which S rests
+  on a change, the largest change in it, and the value now.
 - If good runs drift over the training, their standard deviation is larger, and a change has to be
   larger to be found.
 - All metrics share one threshold, so each metric that you add makes the others less sensitive.
@@ -81,6 +93,13 @@ with four good runs.
 
 A cell of the last columns is the range of the first steps over seeds and combinations, with the
 number of pairs in which the change is found if it is not found in all.
+
+Drawn runs show the rate as a function of the length: {drawn} healthy runs a cell, each with its own
+good runs of {length} steps. A step is 0.9 times the step before plus normal noise (strongly
+correlated), on a level of each run's own. *Violated* is the answer that the promise is about;
+*warned* also counts the changes that are found beyond the steps of the good runs.
+
+{lengths}
 
 `python -m benchmarks.change --write` writes this page.
 """
@@ -132,6 +151,36 @@ def rows(runs: Sequence[Run]) -> Iterator[tuple[str, ...]]:
         )
 
 
+def drawn(rng: np.random.Generator, steps: int) -> GoodRun:
+    """A healthy run whose steps are strongly correlated."""
+    x, found = rng.normal() / np.sqrt(1 - 0.81), [(0, {"k3_nats": 1e-3})]
+    level = rng.normal()
+    for step in range(1, steps + 1):
+        x = 0.9 * x + rng.normal()
+        found.append((step, {"k3_nats": 1e-3 * float(np.exp((x + level) / 10))}))
+    return GoodRun("drawn", "", tuple(found))
+
+
+def lengths() -> Iterator[tuple[str, ...]]:
+    """Of healthy runs longer than their good runs, those called changed."""
+    for good in GOOD:
+        rng, red, warned = np.random.default_rng([SEED, good]), dict[int, int](), dict[int, int]()
+        for _ in range(DRAWN):
+            reference = Reference.of([drawn(rng, STEPS) for _ in range(good)], ALPHA)
+            chart, at, all_ = RunChart(reference), [], []
+            for step, values in drawn(rng, STEPS * max(TIMES)).steps:
+                (cell,) = chart.add(step, values)
+                all_ += [step] if (cell.value or 0) > 1 else []
+                at += [step] if cell.outcome == "violated" else []
+            for times in TIMES:
+                for found, steps in ((red, at), (warned, all_)):
+                    early = bool(steps) and steps[0] <= times * STEPS
+                    found[times] = found.get(times, 0) + early
+        for times in TIMES:
+            shares = (f"{100 * found[times] / DRAWN:.1f} %" for found in (red, warned))
+            yield (str(good), f"1/{good + 1}", f"x {times}", *shares)
+
+
 def _is(run: Run, seed: int) -> bool:
     return run.settings["seed"] == seed
 
@@ -153,6 +202,11 @@ def page(runs: Sequence[Run]) -> str:
         block=BLOCK,
         alpha=100 * ALPHA,
         table=markdown(head, [*rows(runs)]),
+        drawn=DRAWN,
+        length=STEPS,
+        lengths=markdown(
+            ("good runs", "promise", "length of the run", "violated", "warned"), [*lengths()]
+        ),
     )
 
 

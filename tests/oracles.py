@@ -74,13 +74,13 @@ def weights(bets, limit, best=0.0):
 
     away = limit - best
     if bets == NEG:
-        ranges = [(-1.0, optimal(limit - away / 10))]
+        ranges = [(1.0, -1.0, optimal(limit - away / 10))]
     else:
         near = optimal(min(limit + 3 * away / 20, (1 + 3 * limit) / 4))
         far = optimal(min(limit + 5 * away, (1 + limit) / 2))
-        ranges = [(near, far), (near, max(far, 10 / limit))]
-    inside = [[low <= t <= high for t in bets] for low, high in ranges]
-    parts = [[0.8 / len(ranges) * i / sum(of) for i in of] for of in inside]
+        ranges = [(0.6, near, far), (0.4, 0.03 / limit, 3 / limit)]
+    inside = [(share, [low <= t <= high for t in bets]) for share, low, high in ranges]
+    parts = [[0.8 * share * i / sum(of) for i in of] for share, of in inside]
     return [0.2 / len(bets) + sum(column) for column in zip(*parts, strict=True)]
 
 

@@ -124,7 +124,7 @@ def write(folder, steps, prompts=None):
     return folder
 
 
-def reference(folder, how: Callable[[int, int], Drawn], steps=range(1, 13), runs=3):
+def reference(folder, how: Callable[[int, int], Drawn], steps=range(1, 13), runs=9):
     """The reference of some good runs, with which later ones are compared.
 
     Args:
@@ -133,7 +133,7 @@ def reference(folder, how: Callable[[int, int], Drawn], steps=range(1, 13), runs
     seeds = range(1000, 1000 + runs)
     dumps = [run(folder / f"good-{s}", lambda step, s=s: how(s, step), steps) for s in seeds]
     path = folder / "good.reference.json"
-    Reference.of([recorded_run(dump) for dump in dumps], ALPHA).write(path)
+    Reference.of([recorded_run(dump) for dump in dumps], ALPHA, recorded=runs).write(path)
     return path
 
 

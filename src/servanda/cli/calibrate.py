@@ -42,6 +42,7 @@ def calibrate_trend(
     save: Path | None,
     format_: str,
     *,
+    recorded: int | None,
     unsafe_pickles: bool,
 ) -> None:
     """Print what good runs look like, and write the reference."""
@@ -53,7 +54,7 @@ def calibrate_trend(
                 f"{run.source} is given twice, or is a copy of another run",
                 hint="each good run counts once: name different runs",
             )
-    reference = Reference.of(runs, ALPHA, metrics or None)
+    reference = Reference.of(runs, ALPHA, metrics or None, recorded)
     if save is not None:
         reference.write(save)
     data = {**reference.to_plain(), "digest": reference.digest}
@@ -85,6 +86,13 @@ def _lines(reference: Reference) -> list[str]:
                 count(int(of.delay()), "step"),
             ]
         )
+    names = sorted({run.contract for run in runs} - {""})
+    mixed = [f"The runs were recorded under {' and '.join(names)}."] if len(names) > 1 else []
+    asked = [] if reference.recorded is not None else [
+        "Were healthy runs of this set-up left out? --recorded N states how many there are; of a "
+        "selection nothing is promised."
+    ]  # fmt: skip
+    no_gate = f"It can only warn: {reference.no_gate}." if reference.no_gate else ""
     return [
         *lines,
         "",
@@ -92,8 +100,8 @@ def _lines(reference: Reference) -> list[str]:
         "",
         f"{reference.promise}.",
         "It covers runs of the same set-up: model, engine, precision, learning rate and batch.  "
-        f"Later than {of.steps} steps the rate is an estimate.",
-        *([f"For 1/20, record {19 - of.runs} more good runs."] if of.runs < 19 else []),
+        f"Later than {of.steps} steps a new change is only a warning.",
+        *(text for text in (*mixed, *asked, no_gate) if text),
     ]
 
 
@@ -147,6 +155,12 @@ _BINDS = {
     metavar="NAME",
     help="Of good training runs: follow NAME, such as k3_nats.  [default: those of every run]",
 )
+@click.option(
+    "--recorded",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Of good training runs: number of healthy runs of this set-up, with those left out.",
+)
 @shared("--unsafe-pickles", "--force", "--format", "--no-code")
 def calibrate(
     runs: tuple[Path, ...],
@@ -157,6 +171,7 @@ def calibrate(
     standard_set: bool,
     save_reference: Path | None,
     metrics: tuple[str, ...],
+    recorded: int | None,
     unsafe_pickles: bool,
     force: bool,
     format_: str,
@@ -177,7 +192,8 @@ def calibrate(
     measured = [run for run in runs if any(run.glob(f"{ATTEMPT}*"))]
     run_dir, several = runs[0], len(runs) > 1
     if not measured and (save_reference or several or (run_dir.exists() and not run_dir.is_dir())):
-        calibrate_trend(runs, metrics, save_reference, format_, unsafe_pickles=unsafe_pickles)
+        told = {"recorded": recorded, "unsafe_pickles": unsafe_pickles}
+        calibrate_trend(runs, metrics, save_reference, format_, **told)
         return
     if not measured:
         raise EvidenceError(
@@ -185,10 +201,10 @@ def calibrate(
             hint="`servanda check CONTRACT --run-dir RUN_DIR` measures one; of a trainer's good "
             "run: --save-reference FILE",
         )
-    if several or save_reference is not None or metrics:
+    if several or save_reference is not None or metrics or recorded is not None:
         raise click.UsageError(
-            f"{measured[0]} is a run directory: give it alone; --save-reference and --metric are "
-            "for training runs"
+            f"{measured[0]} is a run directory: give it alone; --save-reference, --metric and "
+            "--recorded are for training runs"
         )
     verdict = read(run_dir)
     with reread(run_dir, verdict, contract) as run:

@@ -39,31 +39,31 @@ def cost_line(cost: Cost) -> str:
 
 
 def decides_lines(cost: Cost) -> list[str]:
-    """What each clause is expected to decide, slice by slice."""
+    """What nine of ten runs decide of each clause, slice by slice."""
     if not cost.decides:
         return []
     rows = [HEADS, *map(row, cost.decides)]
     return [
-        "expected to be decided at the full size, if the truth lies there (about even odds at "
-        "the very",
-        "edge): for tokens that are all or nothing, and in brackets where every token has the mean",
+        "decided by nine of ten runs of the full size, if the truth lies there: for tokens that "
+        "are all",
+        "or nothing, and in brackets where every token has the mean",
         *(f"  {line}" for line in table(rows, right=range(2, 6))),
     ]
 
 
 def row(cell: Decides) -> tuple[str, ...]:
-    def show(value: float | None) -> str:
+    def show(value: float | None, side: int = 0) -> str:
         if value is None:
             return "never"
         value = value if value >= 1e-9 else 0.0
-        return rough(value, share=cell.threshold is not None)
+        return rough(value, share=cell.threshold is not None, side=side)
 
     return (
         cell.clause,
         cell.slice,
         show(cell.limit),
-        f"{show(cell.holds)} ({show(cell.holds_even)})",
-        f"{show(cell.violated)} ({show(cell.violated_even)})",
+        f"{show(cell.holds, -1)} ({show(cell.holds_even, -1)})",
+        f"{show(cell.violated, 1)} ({show(cell.violated_even, 1)})",
         f"{cell.n:,} {cell.units}",
     )
 

@@ -67,7 +67,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "contract calibrate": (
         "runs/first --save-contract calibrated.yaml",
-        "good-1.jsonl good-2.jsonl --save-reference good.reference.json",
+        "good-*.jsonl --recorded 9 --save-reference good.reference.json",
     ),
     "contract presets": ("", "--show fp8"),
     "contract diff": ("old.yaml new.yaml", "old.yaml new.yaml --reader producer"),

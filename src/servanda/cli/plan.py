@@ -43,9 +43,9 @@ _DECADES, _PER_DECADE = 2, 8  # sizes on each side of the planned one
 _PANELS = 8  # clauses and slices that are drawn; the table has all
 _HEIGHT = 220  # pixels
 _NOTE = Markup(
-    f"{key('holds', 'holds ')}{key('violated', 'violated')}<br>A size above the line is expected "
-    "to decide. Solid: the worst case, in which tokens differ completely or not at all; dashed: "
-    "every token has the mean. Vertical: the limit; horizontal: the size of this plan."
+    f"{key('holds', 'holds ')}{key('violated', 'violated')}<br>Nine of ten runs of a size above "
+    "the line decide. Solid: the worst case, in which tokens differ completely or not at all; "
+    "dashed: every token has the mean. Vertical: the limit; horizontal: the size of this plan."
 )
 
 
@@ -85,8 +85,8 @@ def power_picture(points: Sequence[Decides], planned: int) -> Markup:
     shapes.append(text(f"{planned:,} {units}", 100, level, dy=-5, anchor="end", kind="ink"))
     shapes.append(text(words, limit, 100, dy=-6, anchor="end", kind="ink shift-end"))
     label = (
-        f"Number of {units} needed for {_name(here)}, against the true value. With "
-        f"{planned:,}, holds is expected up to {_said(here.holds)}, violated from "
+        f"Number of {units} needed for {_name(here)}, against the true value. In nine "
+        f"of ten runs {planned:,} decide holds up to {_said(here.holds)}, violated from "
         f"{_said(here.violated)}; the limit is {number(here.limit)}."
     )
     values = [Tick(100 * i / 6, number(i * _FAR / 6 * here.limit)) for i in range(7)]
@@ -117,9 +117,8 @@ def plan_page(plan: Plan, cost: Cost) -> str:
         sheets.append(Sheet(_name(cell), note, picture))
     if cost.decides:
         note = "In brackets: every token has the mean."
-        table = Sheet(
-            "Expected to be decided at the full size", note, "", HEADS, [*map(row, cost.decides)]
-        )
+        title = "Decided by nine of ten runs of the full size"
+        table = Sheet(title, note, "", HEADS, [*map(row, cost.decides)])
         sheets.append(table)
     name = plan.contract.metadata.name
     return board(f"Plan of {name}", [Story(f"Plan of {name}", cost_line(cost), sheets)])

@@ -26,8 +26,8 @@ WHOLE = "all"  # the slice that every clause also has
 
 # the next move of a trend without a reference
 CALIBRATE_TREND = (
-    "servanda contract calibrate good-run.jsonl --save-reference good.reference.json"
-    "   (good-run.jsonl: the state of a monitor, or a dump, of a run that you accept)"
+    "servanda contract calibrate good-*.jsonl --recorded N --save-reference good.reference.json"
+    "   (the states of a monitor, or dumps, of all N healthy runs)"
 )
 
 Section = Literal["numerical", "statistical", "runtime", "observability", "trend"]
@@ -201,7 +201,9 @@ class Trend(Value):
     )
     digest: str | None = Field(None, description="Of the reference; another one is refused.")
     metrics: Names = Field((), description="What is followed; default all that the reference has.")
-    severity: Severity = Field("error", description="warning: shown, and never enforced.")
+    severity: Severity = Field(
+        "error", description="warning: shown, and never enforced; else nine good runs are needed."
+    )
     mode: Literal["enforce", "monitor"] = Field(
         "enforce", description="monitor: shown, and never enforced."
     )

@@ -100,12 +100,18 @@ def place(name: str, longest: int = 0) -> str:
     return "whole traffic" if name == WHOLE else line(name, longest)
 
 
-def rough(value: float, *, share: bool = False) -> str:
+def rough(value: float, *, share: bool = False, side: int = 0) -> str:
     """An estimate, of which two digits mean something.
 
-    >>> rough(0.04581), rough(0.0123, share=True)
-    ('0.046', '1.2 %')
+    Args:
+        side: 1: rounded up, -1: rounded down.
+
+    >>> rough(0.04581), rough(0.0123, share=True), rough(0.0249, side=-1)
+    ('0.046', '1.2 %', '0.024')
     """
+    if side and value:
+        unit = 10.0 ** (math.floor(math.log10(abs(value))) - 1)
+        value = side * math.ceil(side * value / unit - 1e-9) * unit
     return f"{number(100 * value, 2)} %" if share else number(value, 2)
 
 

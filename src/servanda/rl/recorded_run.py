@@ -40,7 +40,7 @@ def recorded_run(path: Path, *, unsafe_pickles: bool = False) -> GoodRun:
 
 
 def _of_state(path: Path) -> GoodRun:
-    data, steps = path.read_bytes(), _Steps()
+    data, steps, contract = path.read_bytes(), _Steps(), ""
     for number, text in enumerate(data[: data.rfind(b"\n") + 1].splitlines(), 1):
         try:
             line = read_line(text, f"{path}:{number}")
@@ -51,12 +51,13 @@ def _of_state(path: Path) -> GoodRun:
                 f"step {line.weights} of {path} is an error, so its numbers are no reference",
                 hint="record a run without errors",
             )
+        contract = line.name
         if line.tokens:  # a step that a restart repeats replaces the later ones
             place = line.weights, line.generation
             steps = {before: own for before, own in steps.items() if before < place}
             steps[place] = scalars_of(line.metrics), line.tokens
     digest = blake2b(data, digest_size=16).hexdigest()
-    return _run(path, digest, steps)
+    return _run(path, digest, steps, contract)
 
 
 def _of_dump(path: Path, *, unsafe_pickles: bool) -> GoodRun:
@@ -75,7 +76,8 @@ def _of_dump(path: Path, *, unsafe_pickles: bool) -> GoodRun:
     return _run(path, digest.hexdigest(), steps)
 
 
-def _run(path: Path, digest: str, steps: _Steps) -> GoodRun:
+def _run(path: Path, digest: str, steps: _Steps, contract: str = "") -> GoodRun:
     ordered = sorted(steps.items())
     values = tuple((step, own) for (step, _), (own, _) in ordered)
-    return GoodRun(str(path), digest, values, tuple(tokens for _, (_, tokens) in ordered))
+    tokens = tuple(tokens for _, (_, tokens) in ordered)
+    return GoodRun(str(path), digest, values, tokens, contract)

@@ -1,6 +1,7 @@
 """The trend: a run is compared with good runs, in the monitor, on its state, and on a dump."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -17,8 +18,12 @@ from servanda.rl.trend.changes import (
     Reference,
     RunChart,
     StepScalars,
+    changed,
+    chart_for,
+    chart_of,
     ratios_of_bins,
     read_reference,
+    warned,
     with_reference,
 )
 from servanda.runner.load import load
@@ -52,16 +57,16 @@ def observed(monitor, drawn):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Three good runs, and their reference."""
+    """Nine good runs, and their reference."""
     folder = tmp_path_factory.mktemp("good")
-    for seed in range(3):
+    for seed in range(20, 29):
         observed(Monitor("trl", state=folder / f"good-{seed}.jsonl"), steps(seed))
     files = sorted(folder.glob("good-*.jsonl"))
-    code, text = servanda(
-        "contract", "calibrate", *files, "--save-reference", folder / "good.reference.json"
-    )
+    saved = "--save-reference", folder / "good.reference.json"
+    code, text = servanda("contract", "calibrate", *files, "--recorded", 9, *saved)
     assert code == 0, text
-    assert "at most 1/4" in text and "first step of each is left out" in text
+    assert "at most 1/10" in text and "first step of each is left out" in text
+    assert "can only warn" not in text
     return folder
 
 
@@ -149,8 +154,8 @@ def test_a_watch_compares_a_state_that_was_recorded_without_a_reference(referenc
     assert servanda("watch", state, "--once")[0] == 0
     code, text = servanda("watch", state, "--once", "--reference", reference)
     assert code == 1
-    assert "cause: the gap has changed: k3_nats is x" in text
-    assert "called changed within 7 steps with probability at most 1/4" in text
+    assert "cause: the gap has changed: k3_nats since step " in text
+    assert "called changed within 7 steps with probability at most 1/10" in text
     observed(Monitor("trl", state=tmp_path / "good.jsonl"), steps(8))
     assert servanda("watch", tmp_path / "good.jsonl", "--once", "--reference", reference)[0] == 0
 
@@ -174,8 +179,8 @@ def test_a_dump_gets_the_answer_of_the_monitor(reference, tmp_path):
 
 
 def test_a_dump_is_a_reference_as_the_state_of_its_monitor_is(folder, tmp_path):
-    run(tmp_path / "dump", lambda step: draw(0, step, **SIZE), range(STEPS))
-    of_dump, of_state = recorded_run(tmp_path / "dump"), recorded_run(folder / "good-0.jsonl")
+    run(tmp_path / "dump", lambda step: draw(20, step, **SIZE), range(STEPS))
+    of_dump, of_state = recorded_run(tmp_path / "dump"), recorded_run(folder / "good-20.jsonl")
     for (step, own), (other_step, other) in zip(of_dump.steps, of_state.steps, strict=True):
         assert step == other_step
         for name, value in own.items():
@@ -203,7 +208,10 @@ def test_a_contract_names_its_reference_and_its_actions(reference, tmp_path):
 @pytest.mark.parametrize(
     ("trend", "says"),
     [
-        ("trend: {}", "hint: servanda contract calibrate good-run.jsonl --save-reference"),
+        (
+            "trend: {}",
+            "hint: servanda contract calibrate good-*.jsonl --recorded N --save-reference",
+        ),
         ("trend: {metrics: [k3_nats]}", "trend names no reference of good runs"),
         (
             "trend: {reference: x.json}\nescalation:\n"
@@ -256,18 +264,18 @@ def test_generations_of_a_step_are_points_and_those_of_the_first_step_are_no_ref
 
 
 def test_references_that_promise_nothing_say_so(folder):
-    code, text = servanda("contract", "calibrate", folder / "good-0.jsonl")
+    code, text = servanda("contract", "calibrate", folder / "good-20.jsonl")
     assert code == 0 and "one good run shows no spread between runs" in text
     assert read_of(folder, 1).detector.false_alarms is None
     assert read_of(folder, 3).detector.false_alarms == 1 / 4
 
 
 def read_of(folder, runs):
-    return Reference.of([recorded_run(folder / f"good-{i}.jsonl") for i in range(runs)], 0.05)
+    return Reference.of([recorded_run(folder / f"good-{20 + i}.jsonl") for i in range(runs)], 0.05)
 
 
 def test_bad_references_are_refused(folder, reference, tmp_path):
-    one = folder / "good-0.jsonl"
+    one = folder / "good-20.jsonl"
     assert "is given twice" in servanda("contract", "calibrate", one, one)[1]
     saved = "--save-reference", tmp_path / "r.json"
     code, text = servanda("contract", "calibrate", tmp_path / "none.jsonl", *saved)
@@ -293,3 +301,146 @@ def test_bad_references_are_refused(folder, reference, tmp_path):
     short = GoodRun("short", "", tuple((i, {"k3_nats": 1.0}) for i in range(4)))
     with pytest.raises(EvidenceError, match="5 steps in every run, the first step aside"):
         Reference.of([short], 0.05)
+
+
+def drawn(seed, steps, level=1e-3, noise=0.1):
+    """A healthy run of independent steps."""
+    x = level * np.exp(noise * np.random.default_rng(seed).normal(size=steps + 1))
+    return GoodRun(
+        str(seed), "", tuple((t, {"k3_nats": float(v)}) for t, v in enumerate(x)), contract="a"
+    )
+
+
+def reference_of(runs=9, steps=20, recorded=9, **how):
+    return Reference.of([drawn(s, steps, **how) for s in range(runs)], 0.05, None, recorded)
+
+
+def charted(chart, values):
+    return [chart.add(t, {"k3_nats": v})[0] for t, v in enumerate(values)]
+
+
+def test_a_change_is_told_by_its_step_and_its_size_when_the_value_is_back():
+    """Steps 8 to 11 are 4 times the good runs' level, and step 12 is back at it."""
+    good, values = reference_of(), [1e-3] * 8 + [3e-3, 4e-3, 3e-3, 3e-3, 1e-3]
+    cells = charted(RunChart(good), values)
+    assert cells[-1].outcome == "violated"
+    found = re.fullmatch(
+        r"the gap has changed: k3_nats since step 8 up to x(.*) of the good runs' mean, now x(.*) "
+        r"\(healthy runs called so: at most 1 in 10\)",
+        changed(cells[-1:]),
+    )
+    assert [*map(float, found.groups())] == pytest.approx([4, 1], rel=0.1)
+
+
+def test_a_run_ten_times_as_long_as_its_good_runs_only_warns_beyond_them():
+    good = reference_of()
+    late, early = RunChart(good), RunChart(good)
+    cells = charted(late, [1e-3] * 150 + [4e-3] * 50)
+    assert {c.outcome for c in cells[1:21]} == {"holds"} and all(c.enforced for c in cells[1:21])
+    assert not any(c.enforced for c in cells[21:]) and cells[-1].value > 1
+    assert cells[-1].outcome == "inconclusive" and not changed(cells[-1:])
+    (text,) = warned(cells[-1:])
+    assert "since step 150 up to x4" in text and "healthy runs called so: unknown" in text
+    assert "beyond the 20 steps of the good runs, a change is only a warning" in text
+    assert "within 20 steps with probability at most 1/10; 179 steps beyond that" in late.promise
+    # a change that was found within them stays, until it is over
+    cells = charted(early, [1e-3] * 15 + [4e-3] * 50 + [1e-3] * 20 + [4e-3] * 9)
+    assert {c.outcome for c in cells[20:60]} == {"violated"} and all(
+        c.enforced for c in cells[20:60]
+    )
+    assert cells[-1].outcome == "inconclusive" and not cells[-1].enforced
+
+
+def test_good_runs_that_are_three_times_as_noisy_say_that_they_do_not_fit():
+    """k3 is of the square of the noise; a run at the good runs' level is compared as ever."""
+    values = [1e-3] * 12
+    (*_, cell) = charted(RunChart(reference_of(level=9e-3)), values)
+    assert (cell.outcome, cell.reason) == ("inconclusive", "another set-up")
+    assert (
+        "x0.113 of the good runs' mean at its first 5 steps: they are of another set-up"
+        in cell.note
+    )
+    assert warned([cell]) == [f"change of k3_nats: {cell.note}"]
+    assert charted(RunChart(reference_of(level=2e-3)), values)[-1].outcome == "holds"
+    (*_, cell) = charted(RunChart(reference_of(level=1e-4)), values)
+    assert cell.outcome == "violated" and cell.note.endswith("is the reference of another set-up?")
+
+
+def test_a_run_under_another_contract_than_its_good_runs_says_so():
+    assert "recorded under a, this run b" in RunChart(reference_of(), contract="b").promise
+    assert "recorded" not in RunChart(reference_of(), contract="a").promise
+
+
+@pytest.mark.parametrize(
+    ("runs", "recorded", "says"),
+    [
+        (3, 3, "a gate needs 9 good runs, and this reference has 3; a healthy run is called "
+         "changed with probability at most 1/3 with 2, 1/5 with 4, 1/10 with 9, 1/20 with 19 good "
+         "runs"),
+        (9, 12, "a gate needs all healthy runs, and 9 of 12 healthy runs were selected: nothing is "
+         "promised, because the others may be less quiet"),
+        (9, None, "a gate needs to know whether healthy runs were left out of its reference"),
+        (9, 9, ""),
+    ],
+)  # fmt: skip
+def test_a_gate_needs_nine_good_runs_and_none_left_out(runs, recorded, says, tmp_path):
+    path = tmp_path / "good.json"
+    reference_of(runs, recorded=recorded).write(path)
+    contract = tmp_path / "mine.kernelcontract.yaml"
+    text = contract_of("trl", "mine", ())[0]
+    contract.write_text(f"{text}\ntrend: {{reference: good.json}}\n")
+    if not says:
+        assert chart_of(load(contract)).clause.enforced
+        return
+    with pytest.raises(ContractError) as refused:
+        Monitor(contract)
+    assert f"{path}: {says}" in str(refused.value)
+    assert (
+        "--recorded N --save-reference FILE`, N being their number, or write `severity: warning`"
+        in (str(refused.value))
+    )
+    # without a contract that asks for a gate it is a warning
+    chart = chart_for(path, None)
+    assert not chart.clause.enforced and chart.promise.endswith(says)
+    contract.write_text(f"{text}\ntrend: {{reference: good.json, severity: warning}}\n")
+    assert not chart_of(load(contract)).clause.enforced
+
+
+def test_a_warning_is_a_note_of_the_monitor_and_of_the_watch_and_no_violation(folder, tmp_path):
+    path, state = tmp_path / "few.json", tmp_path / "run.jsonl"
+    runs = [recorded_run(folder / f"good-{20 + i}.jsonl") for i in range(3)]
+    assert {run.contract for run in runs} == {"trl"}
+    Reference.of(runs, 0.05).write(path)
+    monitor = Monitor("trl", reference=path, state=state)
+    found = observed(monitor, steps(7, rises=0.1))
+    assert {step.outcome for step in found} == {"holds"} and found[-1].cause == ""
+    assert max(step.metrics.get("servanda/change", 0) for step in found) > 1
+    assert sum("up to x" in note for note in found[-1].notes) == 1
+    code, text = servanda("watch", state, "--once", "--reference", path)
+    assert code == 0 and "! change of k3_nats: since step " in text
+    assert "at most 1/4, unless other healthy runs were left out; a gate needs 9 good runs" in text
+
+
+def test_fewer_recorded_runs_than_are_given_are_refused():
+    with pytest.raises(EvidenceError, match="9 runs cannot be taken of 4 recorded ones"):
+        reference_of(recorded=4)
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("good", [2, 4, 9])
+def test_healthy_runs_of_ten_times_the_length_keep_the_promise(good):
+    """By simulation, seed 3: correlated steps, and a level of each run's own."""
+    rng, red, runs = np.random.default_rng(3), 0, 100
+
+    def run(steps):
+        x = np.zeros(steps + 1)
+        for t in range(1, steps + 1):
+            x[t] = 0.9 * x[t - 1] + rng.normal()
+        values = 1e-3 * np.exp((x + rng.normal()) / 10)
+        return GoodRun("", "", tuple((t, {"k3_nats": float(v)}) for t, v in enumerate(values)))
+
+    for _ in range(runs):
+        chart = RunChart(Reference.of([run(20) for _ in range(good)], 0.05))
+        cells = charted(chart, [v["k3_nats"] for _, v in run(200).steps])
+        red += any(cell.outcome == "violated" for cell in cells)
+    assert red <= runs / (good + 1) + 3 * np.sqrt(runs * good) / (good + 1)

@@ -71,8 +71,8 @@ observability:
     # log-ratios see the numerics; whether tokens follow the reported distribution they do not
     - {{id: fidelity, metric: sampler_fidelity}}
     - {{id: finite, metric: valid_ratio, at_least: 0.999}}
-# prompt groups: the first evaluation, and the limit; a run stops when all is decided.  A kernel at
-# half of its budget is expected to be decided after about {expected:,}.
+# prompt groups: the first evaluation, and the limit; a run stops when all is decided.  Nine of ten
+# runs of a kernel at half of its budget are decided after about {expected:,}.
 promotion:
 """
 

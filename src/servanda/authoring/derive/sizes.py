@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from servanda.theory.stats.alpha import log_price, shared
-from servanda.theory.stats.reachable import reach
+from servanda.theory.stats.reachable import Z, reach
 
 MOST = 100_000  # default limit of prompt groups of a run
 _ROUND = 64  # of a workload
 _FIRST = 256  # fewest prompt groups for `holds`, in a larger run
 _GUARD = 5_000  # tokens in which sampler_fidelity detects a hidden top-p of 0.95
-_MARGIN = 1.5  # half of the runs need more than what is expected
 _FILL = 0.5  # share of the allowed tokens that responses use
 _ENDLESS = 1e12
 
@@ -52,7 +51,7 @@ class Requirement:
         return cls((limit - low) / scale, -low / scale, each, variance)
 
     def units(self, *, alpha: float, cells: int, fill: float = 1.0) -> float:
-        """Units that decide a kernel at half the budget, and one at twice of it."""
+        """Units with which nine of ten runs decide half the budget, and twice of it."""
         alpha = shared(alpha, self.sides)
         half = (self.limit + self.best) / 2
         twice = min(2 * self.limit - self.best, (1 + self.limit) / 2)
@@ -75,8 +74,10 @@ class Requirement:
             low, high = (low, middle) if decides(middle) else (middle, high)
         if self.variance is None:
             return high
-        scattered = 2 * self.variance * log_price(shared(alpha, cells)) / (self.limit - half) ** 2
-        return max(high, scattered)
+        price = log_price(shared(alpha, cells))
+        # standard errors between half and the limit: log evidence of their half square, less Z
+        errors = Z + math.sqrt(Z**2 + 2 * price)
+        return max(high, self.variance * (errors / (self.limit - half)) ** 2)
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ class RunSize:
     most: int
 
     def groups(self, requirement: Requirement, cells: int) -> float:
-        """Prompt groups at which a clause is expected to be decided."""
+        """Prompt groups with which nine of ten runs decide a clause."""
         per_token = requirement.each == "token"
         if self.claim == "population":
             fill = self.lines[1] / self.lines[0] * (_FILL if per_token else 1.0)
@@ -108,6 +109,6 @@ class RunSize:
         """The first evaluation and the limit of a run with this expected number of groups."""
         tokens = self.lines[1] * self.tokens * _FILL
         first = max(math.ceil(_GUARD / tokens / _ROUND) * _ROUND, _FIRST)
-        last = max(math.ceil(_MARGIN * expected / _ROUND) * _ROUND, first)
+        last = max(math.ceil(expected / _ROUND) * _ROUND, first)
         last = min(last, self.most)
         return min(first, last), last

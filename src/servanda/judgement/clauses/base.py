@@ -45,6 +45,7 @@ Reason = Literal[
     "violated unfiltered",
     "undecided unfiltered",
     "format cost",
+    "another set-up",
 ]
 Statistic = Any  # LogMoment, GroupRatio, Fidelity, Values, Counts: frozen, added with +
 

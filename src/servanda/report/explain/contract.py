@@ -221,7 +221,8 @@ _ANSWERS = (
 _LEGEND = (
     "The tables count {units}. At best: the number that a pass needs if the kernels are "
     "identical. At half the limit: the number if the true value is half of the limit and the "
-    "difference comes all or nothing, which is the worst case; half of such runs need more.{groups}"
+    "difference comes all or nothing, which is the worst case; one such run in ten needs more."
+    "{groups}"
 )
 _GROUPS = (
     " Where a promise is of tokens, both are for answers as long as max_new_tokens. With answers "

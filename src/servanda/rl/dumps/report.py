@@ -251,7 +251,9 @@ def _change(answer: DumpVerdict, chart: RunChart) -> Iterator[str]:
         tail = f"   from step {cell.steps[0]} on" if cell.steps else ""
         value = f"{number(cell.value)} of its threshold" if cell.value is not None else "-"
         yield f"  {glyph} {name.ljust(_NAME - 4)}{value.ljust(_VALUE)}1{lost}{tail}"
-    yield f"      {chart.reference.promise}"
+        if cell.outcome in ("violated", "inconclusive"):
+            yield f"      {cell.note}"
+    yield f"      {chart.promise}"
 
 
 def _answer(answer: DumpVerdict) -> Iterator[str]:

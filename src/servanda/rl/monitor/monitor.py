@@ -387,7 +387,7 @@ class Monitor:
         cause = cause_text(found, advice, batch.weights)
         masked = [cut for cut in self._cuts if cut.name in taken.masked]
         metrics = metrics_of(parts, groups, state.ends.ratio) | of_cells(verdict)
-        self._note(*notes)
+        self._note(*notes, *(state.chart.news(verdict.cells) if state.chart else ()))
         step = Step(
             batch.weights,
             verdict.outcome,

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -20,7 +21,7 @@ from servanda.contract.identity import digest_of
 from servanda.contract.model import Contract
 from servanda.contract.text_file import MAX_BYTES, content, whole
 from servanda.errors import ContractError, EvidenceError, MeasurementError
-from servanda.judgement.clauses.base import CellVerdict, Outcome, worst
+from servanda.judgement.clauses.base import CellVerdict, Outcome, Reason, worst
 from servanda.judgement.verdict import Verdict
 from servanda.registry import did_you_mean
 from servanda.report.format import count
@@ -209,12 +210,14 @@ class GoodRun:
         source: its path; digest: of what was read.
         steps: (step, name -> number), in order.
         tokens: trained tokens of each step.
+        contract: name of the contract or preset that it was recorded under; "": unknown.
     """
 
     source: str
     digest: str
     steps: tuple[tuple[int, Mapping[str, float]], ...]
     tokens: tuple[int, ...] = ()
+    contract: str = ""
 
     @property
     def later(self) -> tuple[tuple[int, Mapping[str, float]], ...]:
@@ -222,12 +225,13 @@ class GoodRun:
         return self.steps[1:]
 
 
-class Source(msgspec.Struct, frozen=True):
+class Source(msgspec.Struct, frozen=True, omit_defaults=True):
     """Where a good run came from."""
 
     path: str
     digest: str
     steps: int
+    contract: str = ""
 
 
 class _Fold(msgspec.Struct, frozen=True):
@@ -245,6 +249,7 @@ class _File(msgspec.Struct, frozen=True):
     alpha: float
     folds: tuple[_Fold, ...]
     digest: str
+    recorded: int | None = None
 
 
 @dataclass(frozen=True)
@@ -254,16 +259,22 @@ class Reference:
     Args:
         metrics: names, in the order of the detector's.
         sources: of the good runs; alpha: see `detector`.
+        recorded: number of healthy runs of which the good runs were taken; None: not stated.
     """
 
     metrics: tuple[str, ...]
     sources: tuple[Source, ...]
     alpha: float
     detector: Detector
+    recorded: int | None = None
 
     @classmethod
     def of(
-        cls, runs: Sequence[GoodRun], alpha: float, metrics: Sequence[str] | None = None
+        cls,
+        runs: Sequence[GoodRun],
+        alpha: float,
+        metrics: Sequence[str] | None = None,
+        recorded: int | None = None,
     ) -> Reference:
         """The reference of some good runs.
 
@@ -271,8 +282,13 @@ class Reference:
             metrics: default: those of `chosen`, which every run has.
 
         Raises:
-            EvidenceError: too few steps, or a run lacks a metric.
+            EvidenceError: too few steps, a run lacks a metric, or fewer were recorded than given.
         """
+        if recorded is not None and recorded < len(runs):
+            raise EvidenceError(
+                f"{count(len(runs), 'run')} cannot be taken of {recorded} recorded ones",
+                hint="state how many healthy runs of this set-up there are, with those left out",
+            )
         has = [_measured(run) for run in runs]
         common = set.intersection(*has) if has else set()
         names = tuple(metrics) if metrics is not None else chosen(common)
@@ -296,8 +312,8 @@ class Reference:
             for run in runs
         ]
         found = detector(series, [f.side for f in of], [f.least(typical) for f in of], alpha)
-        sources = tuple(Source(r.source, r.digest, len(r.later)) for r in runs)
-        return cls(names, sources, alpha, found)
+        sources = tuple(Source(r.source, r.digest, len(r.later), r.contract) for r in runs)
+        return cls(names, sources, alpha, found, recorded)
 
     def row(self, values: Mapping[str, float]) -> list[float]:
         """The x of each metric of a step; NaN if it was not measured."""
@@ -308,18 +324,45 @@ class Reference:
         return digest_of(self.to_plain())
 
     @property
+    def promised(self) -> bool:
+        """Whether the number of false alarms is bounded: by several runs, none left out."""
+        selected = self.recorded is not None and self.recorded > self.detector.runs
+        return self.detector.false_alarms is not None and not selected
+
+    @property
     def promise(self) -> str:
         """What is promised of a healthy run."""
-        of, bound = self.detector, self.detector.false_alarms
-        if bound is None:
+        of = self.detector
+        if of.false_alarms is None:
             return (
                 "one good run shows no spread between runs: nothing is promised, and only if steps "
                 f"are independent a healthy run is called changed with probability {self.alpha:g}"
             )
+        if not self.promised:
+            return (
+                f"{of.runs} of {self.recorded} healthy runs were selected: nothing is promised, "
+                "because the others may be less quiet"
+            )
+        unless = "" if self.recorded is not None else ", unless other healthy runs were left out"
         return (
             f"a healthy run like these {of.runs} is called changed within {of.steps} steps with "
-            f"probability at most 1/{of.runs + 1}"
+            f"probability at most 1/{of.runs + 1}{unless}"
         )
+
+    @property
+    def no_gate(self) -> str:
+        """The reason why it can only warn; "": it can be enforced."""
+        if self.detector.runs < GATE:
+            promises = ", ".join(f"1/{runs + 1} with {runs}" for runs in (2, 4, GATE, 19))
+            return (
+                f"a gate needs {GATE} good runs, and this reference has {self.detector.runs}; a "
+                f"healthy run is called changed with probability at most {promises} good runs"
+            )
+        if not self.promised:
+            return f"a gate needs all healthy runs, and {self.promise}"
+        if self.recorded is None:
+            return "a gate needs to know whether healthy runs were left out of its reference"
+        return ""
 
     def write(self, path: Path) -> None:
         """Write the file, whole or not at all.
@@ -344,6 +387,7 @@ class Reference:
             "runs": [msgspec.to_builtins(source) for source in self.sources],
             "steps": of.steps,
             "alpha": self.alpha,
+            **({} if self.recorded is None else {"recorded": self.recorded}),
             "folds": [
                 {
                     "centre": [float(f"{x:.9g}") for x in fold.centre_M],
@@ -388,6 +432,7 @@ def read_reference(path: Path, digest: str | None = None) -> Reference:
             len(file.runs),
             file.steps,
         ),
+        file.recorded,
     )
     if file.digest != found.digest:
         raise ContractError(f"{path} was changed after it was written", hint=hint)
@@ -417,16 +462,24 @@ def _measured(run: GoodRun) -> set[str]:
 
 ANY = Trend.model_construct()
 TREND = "trend"  # the clause's name, and its section
+GATE = 9  # good runs, with which at most one of ten healthy runs is called changed
+_OTHER = 3.0  # a value that many times below the good runs' is one of another set-up
 _FIRST = "the first step of a run is no reference: its weights are as the engine loaded them"
 
 
 @dataclass(frozen=True)
 class _Entry:
-    """A step on the chart: S after it, and how often each metric was measured and missing."""
+    """A step on the chart: S after it, and how often each metric was measured and missing.
+
+    Args:
+        x, values: of each metric, before the sum and as a multiple of the threshold.
+    """
 
     step: int
     generation: int
     state: NDArray[np.float64]
+    x: Sequence[float]
+    values: Sequence[float]
     known: tuple[int, ...]
     missing: tuple[int, ...]
 
@@ -441,10 +494,12 @@ class RunChart:
 
     Args:
         clause: what a contract asks.
+        contract: name of the one that the run is recorded under; "": unknown.
     """
 
     reference: Reference
     clause: Trend = ANY
+    contract: str = ""
     _first: int | None = None
     _entries: list[_Entry] = field(default_factory=list)
 
@@ -459,6 +514,20 @@ class RunChart:
     @property
     def metrics(self) -> tuple[str, ...]:
         return self.clause.metrics or self.reference.metrics
+
+    @property
+    def promise(self) -> str:
+        """What is promised of a healthy run, and what of this run it does not cover."""
+        of, beyond = self.reference, len(self._entries) - self.reference.detector.steps
+        told = [of.promise]
+        if beyond > 0:
+            told.append(f"{count(beyond, 'step')} beyond that can only warn")
+        elif not self.clause.enforced:
+            told.append(of.no_gate or "a change is only a warning")
+        own = sorted({source.contract for source in of.sources} - {""})
+        if self.contract and own and own != [self.contract]:
+            told.append(f"they were recorded under {', '.join(own)}, this run {self.contract}")
+        return "; ".join(told)
 
     def add(
         self, step: int, values: Mapping[str, float], generation: int = 0
@@ -476,40 +545,110 @@ class RunChart:
         while self._entries and self._entries[-1].place >= (step, generation):
             self._entries.pop()
         of, none = self.reference, (0,) * len(self.reference.metrics)
-        last = self._entries[-1] if self._entries else _Entry(0, 0, of.detector.start(), none, none)
+        start = _Entry(0, 0, of.detector.start(), none, none, none, none)
+        last = self._entries[-1] if self._entries else start
         x_M = of.row(values)
         lost = [math.isnan(x) for x in x_M]
+        state = of.detector.advance(last.state, x_M)
         entry = _Entry(
             step,
             generation,
-            of.detector.advance(last.state, x_M),
+            state,
+            x_M,
+            of.detector.values(state).tolist(),
             tuple(n + (not gone) for n, gone in zip(last.known, lost, strict=True)),
             tuple(n + gone for n, gone in zip(last.missing, lost, strict=True)),
         )
         self._entries.append(entry)
-        value_M = of.detector.values(entry.state)
-        cells = []
-        for name in self.metrics:
-            m = of.metrics.index(name)
-            value = float(value_M[m])
-            note = "" if lost[m] else self._note(m, x_M[m])
-            outcome: Outcome = "violated" if value > 1 else "holds"
-            if lost[m] and outcome == "holds":
-                outcome, note = "inconclusive", f"{name} was not measured at this step"
-            counts = {"n": entry.known[m], "missing": entry.missing[m]}
-            cells.append(self._cell(name, outcome, note, value=value, **counts))
-        return tuple(cells)
+        return tuple(self._judged(of.metrics.index(name)) for name in self.metrics)
+
+    def _judged(self, m: int) -> CellVerdict:
+        """The cell of a metric at the last step."""
+        entry, name, promised = self._entries[-1], self.reference.metrics[m], True
+        numbers = {"n": entry.known[m], "missing": entry.missing[m], "value": entry.values[m]}
+        outcome: Outcome = "holds"
+        reason: Reason = ""
+        if entry.values[m] > 1:
+            promised = self._red_for(m) > len(self._entries) - self.reference.detector.steps
+            outcome = "violated" if promised else "inconclusive"
+            note = self._change(m, promised)
+        elif math.isnan(entry.x[m]):
+            outcome, note = "inconclusive", f"{name} was not measured at this step"
+        elif note := self._misfit(m):
+            outcome, reason = "inconclusive", "another set-up"
+        else:
+            note = self._note(m, entry.x[m])
+            promised = len(self._entries) <= self.reference.detector.steps
+        if not promised:
+            steps = count(self.reference.detector.steps, "step")
+            note = f"{note}; beyond the {steps} of the good runs, a change is only a warning"
+        cell = self._cell(name, outcome, note, reason=reason, **numbers)
+        return cell if promised else cell.but(kind="estimate", enforced=False)
+
+    def _red_for(self, m: int) -> int:
+        """Number of last steps at which a metric is called changed without a break."""
+        back = (i for i, e in enumerate(reversed(self._entries)) if not e.values[m] > 1)
+        return next(back, len(self._entries))
 
     @property
     def since(self) -> int | None:
         """The first step of the change that still lasts; None without one."""
-        since = None
         at = [self.reference.metrics.index(name) for name in self.metrics]
+        since = None
         for entry in reversed(self._entries):
-            if not (self.reference.detector.values(entry.state)[at] > 1).any():
+            if not any(entry.values[m] > 1 for m in at):
                 break
             since = entry.step
         return since
+
+    def news(self, cells: Iterable[CellVerdict]) -> list[str]:
+        """What is `warned` of the last step: a change once, when it begins."""
+        lasts = self._entries and self.since not in (None, self._entries[-1].step)
+        return [] if lasts else warned(cells)
+
+    def _change(self, m: int, promised: bool) -> str:
+        """The steps that the sum of a metric consists of, and the largest change in them.
+
+        Args:
+            promised: whether it was found within the steps of the good runs.
+        """
+        of, entry = self.reference.detector, self._entries[-1]
+        fold = int(
+            np.argmin([entry.state[f, :, m].max() / of.folds[f].threshold for f in range(of.runs)])
+        )
+        down = int(entry.state[fold, :, m].argmax())
+        added = []
+        for one in reversed(self._entries):
+            if not one.state[fold, down, m] > 0:
+                break
+            added.append(one)
+        measured = [one.x[m] for one in added if not math.isnan(one.x[m])]
+        told, centre = followed(self.reference.metrics[m]).told, of.folds[fold].centre_M[m]
+        most = told((min if down else max)(measured) - centre)
+        now = "" if math.isnan(entry.x[m]) else told(entry.x[m] - centre)
+        tail = "" if now == most else f", now {now}" if now else ", now not measured"
+        bound = f"at most 1 in {of.runs + 1}" if promised and self.reference.promised else "unknown"
+        note = (
+            f"since step {added[-1].step} up to {most} of the good runs' mean{tail} (healthy runs "
+            f"called so: {bound})"
+        )
+        if added[-1] is self._entries[0]:
+            note += "; so from the first steps on: is the reference of another set-up?"
+        return note
+
+    def _misfit(self, m: int) -> str:
+        """Why good runs cannot show a change of this run: its first steps are far below theirs."""
+        of, folds = followed(self.reference.metrics[m]), self.reference.detector.folds
+        first = list(islice((e.x[m] for e in self._entries if not math.isnan(e.x[m])), LEAST_STEPS))
+        below = min(fold.centre_M[m] - 3 * fold.scale_M[m] for fold in folds)
+        centre = min(fold.centre_M[m] for fold in folds)
+        low = median(first)
+        if not of.log or len(first) < LEAST_STEPS or low >= min(below, centre - math.log(_OTHER)):
+            return ""
+        return (
+            f"{of.told(low - centre)} of the good runs' mean at its first {LEAST_STEPS} steps: "
+            "they are of another set-up, and too noisy to show a change of this run"
+        )
 
     def _note(self, m: int, x: float) -> str:
         """How far a value is from the good runs', in the fold that is nearest to it."""
@@ -531,7 +670,7 @@ class RunChart:
             "",
             WHOLE,
             outcome,
-            kind="estimate" if self.reference.detector.false_alarms is None else "guard",
+            kind="guard" if self.reference.promised else "estimate",
             claim="realised",
             severity=self.clause.severity,
             enforced=self.clause.enforced,
@@ -542,29 +681,52 @@ class RunChart:
         )
 
 
+def _chart(
+    path: Path, clause: Trend | None, digest: str | None = None, contract: str = ""
+) -> RunChart:
+    """The chart of a run against the reference in a file.
+
+    Args:
+        clause: what a contract asks; None: a gate, if the reference can be one, or a warning.
+
+    Raises:
+        ContractError: the reference cannot be read, is another one, or cannot be a gate.
+    """
+    reference = read_reference(path, digest)
+    if clause is None:
+        named = {"severity": "warning" if reference.no_gate else "error"}
+        clause = ANY.model_copy(update=named)
+    elif clause.enforced and reference.no_gate:
+        raise ContractError(
+            f"{path}: {reference.no_gate}",
+            hint="give all healthy runs to `servanda contract calibrate RUN... --recorded N "
+            "--save-reference FILE`, N being their number, or write `severity: warning` in trend",
+        )
+    return RunChart(reference, clause, contract)
+
+
 def chart_of(contract: Contract) -> RunChart | None:
     """The chart of a contract's trend; None without one.
 
     Raises:
-        ContractError: the reference cannot be read, or is another one.
+        ContractError: the reference cannot be read, is another one, or cannot be a gate.
     """
     if contract.trend is None:
         return None
     clause = contract.trend
     if not clause.reference:
         raise ContractError("trend names no reference", hint=CALIBRATE_TREND)
-    return RunChart(read_reference(Path(clause.reference), clause.digest), clause)
+    return _chart(Path(clause.reference), clause, clause.digest, contract.metadata.name)
 
 
 def chart_for(reference: Path | None, contract: Contract | None) -> RunChart | None:
     """The chart of a followed run: against a given reference, or that of its contract.
 
     Raises:
-        ContractError: the reference cannot be read, or is another one.
+        ContractError: the reference cannot be read, is another one, or cannot be a gate.
     """
     if reference is not None:
-        clause = (contract.trend if contract is not None else None) or ANY
-        return RunChart(read_reference(reference), clause)
+        return _chart(reference, contract.trend if contract is not None else None)
     return chart_of(contract) if contract is not None else None
 
 
@@ -575,27 +737,32 @@ def with_reference(contract: Contract, reference: str | Path | None) -> Contract
         reference: its file; None: that of the contract, if any.
 
     Raises:
-        ContractError: the reference cannot be read, or is another one.
+        ContractError: the reference cannot be read, is another one, or cannot be a gate.
     """
-    clause = contract.trend
-    if reference is not None:
-        named = {"reference": str(reference), "digest": None}
-        clause = (clause or ANY).model_copy(update=named)
-    if clause is None:
+    place = None if reference is None else Path(reference)
+    found = chart_for(place, contract)
+    if found is None:
         return contract
-    found = chart_of(contract.model_copy(update={"trend": clause}))
-    assert found is not None
-    clause = clause.model_copy(update={"digest": found.reference.digest})
-    return contract.model_copy(update={"trend": clause})
+    named = {"digest": found.reference.digest}
+    if reference is not None:
+        named["reference"] = str(reference)
+    return contract.model_copy(update={"trend": found.clause.model_copy(update=named)})
 
 
 def changed(cells: Sequence[CellVerdict]) -> str:
-    """The sentence about a change; "" without one."""
-    red = [c for c in cells if c.section == TREND and c.outcome == "violated"]
+    """The sentence about an enforced change; "" without one."""
+    red = [c for c in cells if c.section == TREND and c.outcome == "violated" and c.enforced]
     if not red:
         return ""
     worst_of = max(red, key=lambda cell: cell.value or 0.0)
-    return f"the gap has changed: {worst_of.metric} is {worst_of.note.partition(',')[0]}"
+    return f"the gap has changed: {worst_of.metric} {worst_of.note.partition(';')[0]}"
+
+
+def warned(cells: Iterable[CellVerdict]) -> list[str]:
+    """The sentences about changes that only warn, and about good runs that do not fit."""
+    of = [cell for cell in cells if cell.section == TREND and cell.value is not None]
+    beyond = [c for c in of if (c.value or 0) > 1 and not (c.enforced and c.outcome == "violated")]
+    return [f"change of {c.metric}: {c.note}" for c in of if c.reason or c in beyond]
 
 
 def joined(verdict: Verdict, cells: Sequence[CellVerdict]) -> Verdict:

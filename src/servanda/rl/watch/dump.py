@@ -319,7 +319,7 @@ class DumpSource:
         each = f"steps    each judged alone at confidence {contract.confidence:g}"
         if of.window > 1:
             each += f"; a slice that one step does not decide, with the last {of.window}"
-        against = [] if self._chart is None else [f"change   {self._chart.reference.promise}"]
+        against = [] if self._chart is None else [f"change   {self._chart.promise}"]
         return (
             f"found    {FORMATS[self._format].framework} in {self.options.path}",
             limits,

@@ -18,7 +18,7 @@ from servanda.judgement.verdict import EXIT_CODES
 from servanda.report.cell_text import GLYPH, excess
 from servanda.report.format import count, line, percent
 from servanda.rl.steps.format import is_gradient
-from servanda.rl.trend.changes import TREND
+from servanda.rl.trend.changes import TREND, warned
 from servanda.rl.watch.sinks import GuardedSink
 from servanda.rl.watch.state_file import StateFile
 from servanda.rl.watch.step import Source, WatchedStep
@@ -54,6 +54,7 @@ def step_line(step: WatchedStep) -> str:
         )
     else:
         parts.append("no trained token")
+    parts += [f"! {line(text)}" for text in warned(step.cells)]
     if step.trend is not None:
         parts.append(f"trend x{step.trend.ratio:.2f}")
     if step.drafts is not None:

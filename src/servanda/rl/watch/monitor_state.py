@@ -159,6 +159,7 @@ class MonitorSource:
             self._ends.add_groups(number, groups, anew=not line.generation)
         outcome, cause = line.outcome, line.cause
         if self._chart is not None:
+            self._chart.contract = self._name
             own = {} if outcome == "error" or not line.tokens else scalars_of(line.metrics)
             own = {name: own[name] for name in self._chart.metrics if name in own}
             self._values.append((line.weights, line.generation, own))
@@ -187,7 +188,7 @@ class MonitorSource:
         if self._file is None:
             return ()
         named = f": {self._name}" if self._name else ""
-        against = [] if self._chart is None else [f"change   {self._chart.reference.promise}"]
+        against = [] if self._chart is None else [f"change   {self._chart.promise}"]
         found = f"found    a monitor's state in {self._file}{named}"
         return (found, f"         {REALISED}", *against)
 

@@ -26,7 +26,8 @@ POS: Floats = np.geomspace(1e-2, 1e6, 33)
 _EQUAL = 0.2  # share of the weight that all bets have equally
 _BELOW = 0.1  # truths below a limit that are expected: from this fraction of it away, on
 _ABOVE = (0.15, 5.0)  # truths above it: from this fraction away to this multiple
-_SMOOTH = 10.0  # x of small variance prefers larger bets: up to this number / limit
+_SMOOTH = (0.03, 3.0)  # bets / limit that x of small variance prefers, whose mean is above it
+_SMOOTH_SHARE = 0.4  # of the weight that is not equal
 
 
 def log_mean_exp(values: Floats) -> float:
@@ -56,7 +57,7 @@ def weights_below(limit: float | None = None, best: float = 0.0) -> Floats:
     if limit is None or not best < limit < 1.0 or limit <= 0.0:
         return _weights(NEG)
     # x in {0, 1} of a mean near the limit prefers the smallest bets, all other x larger ones
-    return _weights(NEG, (_optimal(limit - _BELOW * (limit - best), limit), -1.0))
+    return _weights(NEG, (1.0, _optimal(limit - _BELOW * (limit - best), limit), -1.0))
 
 
 @lru_cache(maxsize=1024)
@@ -67,7 +68,8 @@ def weights_above(limit: float | None = None, best: float = 0.0) -> Floats:
     away = limit - best
     near = _optimal(min(limit + _ABOVE[0] * away, (1 + 3 * limit) / 4), limit)
     far = _optimal(min(limit + _ABOVE[1] * away, (1 + limit) / 2), limit)
-    return _weights(POS, (near, far), (near, max(far, _SMOOTH / limit)))
+    smooth = _SMOOTH_SHARE, _SMOOTH[0] / limit, _SMOOTH[1] / limit
+    return _weights(POS, (1 - _SMOOTH_SHARE, near, far), smooth)
 
 
 def _optimal(mean: float, limit: float) -> float:
@@ -75,16 +77,16 @@ def _optimal(mean: float, limit: float) -> float:
     return (mean - limit) / (limit * (1 - mean))
 
 
-def _weights(bets: Floats, *ranges: tuple[float, float]) -> Floats:
-    """Equal weights on all bets, and equal parts of the rest on those in each range."""
+def _weights(bets: Floats, *ranges: tuple[float, float, float]) -> Floats:
+    """Equal weights on all bets, and of the rest a share on those from one end to another."""
     size = np.abs(bets)
     weight = np.full(len(bets), _EQUAL if ranges else 1.0) / len(bets)
-    for ends in ranges:
+    for share, *ends in ranges:
         low, high = sorted(map(abs, ends))
         inside = (size >= low) & (size <= high)
         if not inside.any():
             inside = np.arange(len(bets)) == np.abs(np.log(size / low)).argmin()
-        weight += (1 - _EQUAL) / len(ranges) * inside / inside.sum()
+        weight += (1 - _EQUAL) * share * inside / inside.sum()
     weight.setflags(write=False)  # it is cached
     return weight
 

@@ -10,6 +10,7 @@ import numpy as np
 from servanda.theory.stats.alpha import log_price, shared
 from servanda.theory.stats.bets import NEG, POS, Floats, mixed, weights_above, weights_below
 from servanda.theory.stats.log_moment import Process
+from servanda.theory.stats.reachable import unlucky
 
 _STEPS = 40  # bisection steps: the precision is 2^-40
 
@@ -98,9 +99,8 @@ def units_expected(
     """Units at which a mean of `truth` is distinguished from `limit`, if every x is `best` or 1.
 
     Values of 0 and 1 are the worst case: of all variables in [0, 1] with that mean they give the
-    least evidence, on either side, because log(1 + t x) is concave in x.  The result is the
-    number of units at which the expected evidence reaches its threshold; half of the runs need
-    more.
+    least evidence, on either side, because log(1 + t x) is concave in x.  One run in ten needs
+    more units.
 
     Args:
         limit: limit of the mean, in (0, 1).
@@ -113,14 +113,25 @@ def units_expected(
         None if the truth equals the limit, or the limit is 0: no number of units suffices.
 
     >>> units_expected(0.01, 0.005, 0.05), units_expected(0.01, 0.0, 0.05)
-    (2918, 402)
+    (5468, 402)
     """
-    share = (truth - best) / (1 - best)
-    bets = NEG if truth <= limit else POS
-    growth = share * np.log1p(bets) + (1 - share) * np.log1p(bets * best)
-    growth = growth - np.log1p(bets * limit)
-    if truth <= limit:
-        weight = weights_below(limit, best)
-        return units_to_decide(growth, weight, 1, log_price(alpha))
-    weight = weights_above(limit, best)
-    return units_to_decide(growth, weight, 1, log_price(shared(alpha, cells)))
+    if truth == limit or limit == 0:
+        return None
+    share, below = (truth - best) / (1 - best), truth < limit
+    bets, weigh = (NEG, weights_below) if below else (POS, weights_above)
+    weight, price = weigh(limit, best), log_price(alpha if below else shared(alpha, cells))
+
+    def decides(n: int) -> bool:
+        ones = unlucky(share, n, 1 if below else -1)
+        growth = ones * np.log1p(bets) + (1 - ones) * np.log1p(bets * best)
+        return mixed(n * (growth - np.log1p(bets * limit)), weight) >= price
+
+    low, high = 0, 1
+    while not decides(high):
+        low, high = high, high * 2
+        if high > 1 << 50:
+            return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if decides(middle) else (middle, high)
+    return high
