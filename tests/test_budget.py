@@ -13,16 +13,16 @@ SRC = ROOT / "src" / "servanda"
 
 # lines of *.py, as `ruff format` writes them; templates, styles, scripts and C are counted apart
 BUDGET = {
-    "theory": 6740,
+    "theory": 6779,
     "traces": 1777,
-    "contract": 2720,
-    "judgement": 14833,
+    "contract": 2722,
+    "judgement": 14834,
     "engines": 14997,
     "report": 4800,
     "runner": 7769,
-    "rl": 26764,
-    "authoring": 5510,
-    "cli": 6700,
+    "rl": 26937,
+    "authoring": 5511,
+    "cli": 6715,
     "root": 516,
     "promotion": 4600,
     "gateway": 15030,
@@ -32,7 +32,7 @@ ASIDE = {".html": 466, ".css": 173, ".js": 130, ".c": 198}  # suffix -> lines un
 # that fail, of what help texts state, of the real language model, of a number format's
 # cost, of memory that kernels need, of rare faults and of causes with the data of unseen cases, and
 # of data that lies
-OUTSIDE = {"tests": 114_541, "benchmarks": 16_597}
+OUTSIDE = {"tests": 114_697, "benchmarks": 16_812}
 LONGEST_FILE, LONGEST_FUNCTION = 900, 60
 # functions that are longer; the list only shrinks
 LONG = {
