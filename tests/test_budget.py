@@ -20,7 +20,7 @@ BUDGET = {
     "engines": 14997,
     "report": 4800,
     "runner": 7769,
-    "rl": 26937,
+    "rl": 26938,
     "authoring": 5511,
     "cli": 6715,
     "root": 516,

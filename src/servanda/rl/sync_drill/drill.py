@@ -285,7 +285,8 @@ def poison_test(
     elif poison.mark == "holds":
         poison = replace(poison, shares=seen_shares(weights, sides, here_N, limit))
         if apart:
-            poison = replace(poison, shown=shown_alone(weights, sides, here_N, limit))
+            shown = shown_alone(weights, sides, here_N, limit)
+            poison = replace(poison, shown=tuple(sorted(shown)))
     weights.restore()
     return poison
 
@@ -464,7 +465,7 @@ class _Drill:
         baseline, train_N, infer_N = self._baseline()
         many = len(blocks(self.groups)) < len(self.groups)
         poison = poison_test(self.weights, self.sides, baseline, train_N, infer_N, apart=many)
-        self.trials.shown = poison.shown
+        self.trials.shown = frozenset(poison.shown)
         self.late = poison.late
         self.further = poison.late if poison.mark == "violated" else 1
         base_train_N, base_infer_N = self._anchored(train_N, infer_N)

@@ -138,7 +138,7 @@ class PoisonResult:
     cause: str = ""
     held: str = ""
     shares: Mapping[str, float] = field(default_factory=dict)
-    shown: frozenset[str] = frozenset()
+    shown: tuple[str, ...] = ()
 
     @property
     def still(self) -> bool:
