@@ -62,7 +62,7 @@ def test_a_slice_beyond_its_limit_is_told_with_what_showed_it(tmp_path):
     assert found.exit_code == 1
     assert "first=a" in found.beyond
     (line,) = [one for one in render(found).splitlines() if one.startswith("first=a")]
-    assert "✗ would divert (e-value 2,923 from 45 requests, 30 users)" in line
+    assert "✗ would divert (e-value 3,513 from 45 requests, 30 users)" in line
 
 
 def test_a_log_that_does_not_say_who_asked_shows_a_slice_all_the_same(tmp_path):
