@@ -13,16 +13,16 @@ SRC = ROOT / "src" / "servanda"
 
 # lines of *.py, as `ruff format` writes them; templates, styles, scripts and C are counted apart
 BUDGET = {
-    "theory": 6676,
+    "theory": 6911,
     "traces": 1748,
     "contract": 2712,
-    "judgement": 14743,
+    "judgement": 14822,
     "engines": 14997,
     "report": 4800,
     "runner": 7740,
-    "rl": 26737,
+    "rl": 26757,
     "authoring": 5510,
-    "cli": 6674,
+    "cli": 6675,
     "root": 516,
     "promotion": 4600,
     "gateway": 15008,
@@ -32,7 +32,7 @@ ASIDE = {".html": 466, ".css": 173, ".js": 130, ".c": 198}  # suffix -> lines un
 # that fail, of what help texts state, of the real language model, of a number format's
 # cost, of memory that kernels need, of rare faults and of causes with the data of unseen cases, and
 # of data that lies
-OUTSIDE = {"tests": 113_938, "benchmarks": 16_295}
+OUTSIDE = {"tests": 114_245, "benchmarks": 16_570}
 LONGEST_FILE, LONGEST_FUNCTION = 900, 60
 # functions that are longer; the list only shrinks
 LONG = {

@@ -177,7 +177,8 @@ def _horizon(drift: float, scale: int) -> Point:
     assumption="",
     about="the bound holds, but it bounds the bias, not the bias relative to the gradient: where "
     "the true gradient is small, a bounded drift reverses it",
-    instead="centre rewards before anything else; compare the bound with the norm of the gradient",
+    instead="centre rewards before anything else; the direction is kept where a lower bound of the "
+    "gradient's norm exceeds that of the bias (`gradient_direction`)",
 )
 def _direction(drift: float, scale: int) -> Point:
     p_V, q_V, g_V = _two_tokens(0.5, drift)

@@ -13,6 +13,7 @@ from benchmarks.theory.theorems.sequence import reward_drift_from_chi2, reward_i
 from benchmarks.theory.theorems.surrogate import surrogate_error, surrogate_error_from_tv
 from benchmarks.theory.trees import Trees, binary, grove
 from servanda.theory.bounds.sequence import (
+    conversation_tv_from_token_tv,
     osc_for_reward_drift,
     reward_drift_from_tv,
     sequence_estimators,
@@ -110,6 +111,30 @@ def _from_token_tv(rng: np.random.Generator, n: int) -> Iterator[Trial]:
         depth = made.live_LT.shape[1]
         yield Trial(made.tv_N, sequence_tv_from_token_tv(mean_N, tokens_N), what="mean length")
         yield Trial(made.tv_N, sequence_tv_from_token_tv(mean_N, depth), what="largest length")
+
+
+@challenge("conversation_tv_from_token_tv")
+def _conversations(rng: np.random.Generator, n: int) -> Iterator[Trial]:
+    """An environment takes the steps after one of the tokens, or every second one."""
+    for made in grove(rng, n):
+        after_LT = np.roll(made.token_LT, 1, axis=1) == 1
+        second_LT = np.arange(made.live_LT.shape[1])[None] % 2 == 1
+        for theirs_LT, what in ((after_LT, "after a call"), (second_LT, "every second step")):
+            theirs_LT = theirs_LT & made.live_LT
+            theirs_LT[:, 0] = False
+            infer = np.where(theirs_LT[None, :, :, None], made.train_NLTV, made.infer_NLTV)
+            one = Trees(made.token_LT, made.live_LT, made.train_NLTV, infer)
+            own_LT = made.live_LT & ~theirs_LT
+            length_L = own_LT.sum(axis=1)
+            lengths = np.tile(length_L, len(one.train_NL))
+            found = sequence_estimators(one.log_ratio_NLT[:, own_LT].ravel(), lengths)
+            exact_N = one.mean_infer(found.exact.reshape(one.train_NL.shape))
+            yield Trial(one.tv_N, exact_N, "equal", f"identity, {what}", side=True)
+            tokens_N = one.mean_infer(length_L[None].astype(np.float64))
+            mean_N = one.mean_infer((one.tv_NLT * own_LT).sum(axis=2)) / tokens_N
+            for most, of in ((tokens_N, "mean"), (length_L.max(), "largest")):
+                said_N = conversation_tv_from_token_tv(mean_N, most)
+                yield Trial(one.tv_N, said_N, what=f"{what}, {of} length")
 
 
 @challenge("tv_from_kl")

@@ -8,13 +8,23 @@ import numpy as np
 import pytest
 from benchmarks.theory.random_kernels import distributions, near
 
+from servanda.contract.model import Weights
 from servanda.judgement.bound_chain.chain import Rest, chain, rest
 from servanda.report.chain_text import chain_text
 from servanda.runner import run
 from servanda.theory.bounds.drift import tv_from_exceedance, tv_from_osc
-from servanda.theory.bounds.gradient import LOGIT_SCORE_NORM, policy_gradient_bias, ratio_budget
+from servanda.theory.bounds.gradient import (
+    LOGIT_SCORE_NORM,
+    clipped_gradient_bias,
+    gradient_direction,
+    kl_penalty_bias,
+    policy_gradient_bias,
+    ratio_budget,
+)
+from servanda.theory.bounds.importance_weights import PSI
 from servanda.theory.bounds.sequence import sequence_tv_from_osc, sequence_tv_from_token_tv
 from servanda.theory.bounds.theorem import THEOREMS
+from servanda.theory.bounds.third_kernel import tv_with_own_routes, weight_gap_with_lag
 from servanda.theory.sampling import Sampling, processed_logprobs
 from tests import kit
 from tests.kit import servanda
@@ -344,6 +354,78 @@ def test_nothing_is_said_of_answers_whose_length_nobody_declares(tmp_path):
     assert found.tokens is None
     assert not any("answers" in step.what for step in found.steps)
     assert "the length of a response is not declared" in chain_text(found)
+
+
+WITH_ONE_MORE = ("clipped_gradient_bias", "kl_penalty_bias", "gradient_direction")
+
+
+def test_what_needs_one_more_number_is_a_formula_of_its_theorem(tmp_path):
+    declared = "gradient: {advantage: 2, score_norm: 1, clip_range: [0.2, 0.28], ratio: decoupled}"
+    toy = contract(tmp_path, declared=declared)[0]
+    assert {f.theorem for f in chain(toy).further} == {*WITH_ONE_MORE}
+    train = toy.kernels.train.model_copy(update={"routes": "replayed"})
+    moving = {
+        "kernels": toy.kernels.model_copy(update={"train": train}),
+        "weights": Weights(changes="every_step"),
+    }
+    toy = toy.model_copy(update=moving)
+    found = chain(toy)
+    (bias,) = [s.number for s in found.steps if s.what == "bias of the policy gradient"]
+    gap = bias / 2
+    values = {
+        "tv_with_own_routes": tv_with_own_routes(0.05, 0.3),
+        "weight_gap_with_lag": weight_gap_with_lag(gap, 0.3, PSI["naive"]()),
+        "clipped_gradient_bias": clipped_gradient_bias(gap, 2, 1, 0.28, 3),
+        "kl_penalty_bias": kl_penalty_bias(gap, 2, 1, 0.1, 10, 4),
+        "gradient_direction": gradient_direction(bias, 0.5),
+    }
+    words = {"dual clip": "3", "beta": "0.1", "clip": "10", "tokens": "4", "norm": "0.5"}
+    assert {f.theorem for f in found.further} == {*values}
+    for one in found.further:
+        formula = re.sub(r"TV\(.*\)", "0.3", one.bound.partition(", so ")[0])
+        for word, value in words.items():
+            formula = formula.replace(word, value)
+        formula = formula.replace(" x ", " * ").replace("^", "**")
+        known = {"sqrt": math.sqrt, "max": max}
+        assert eval(formula, known) == pytest.approx(float(values[one.theorem]), rel=5e-3)
+    text, plain = chain_text(found), found.to_dict()["further"]
+    assert f"bias of the policy gradient, clipped, every epoch: {bias:.3g} x max(1.28" in text
+    assert [one["theorem"]["name"] for one in plain] == [one.theorem for one in found.further]
+    from_ = float(re.search(r"from a norm of (\S+) on", text.replace("\n    ", " "))[1])
+    assert gradient_direction(bias, from_) == pytest.approx(0.9, abs=5e-3)
+    assert "sharp" in text and "clipped_gradient_bias: With weights psi beside" in text
+
+
+@pytest.mark.parametrize(
+    ("weighting", "loss", "multiple"),
+    [
+        ("{tis: 2.0}", "token_mean", "+ 1 x TV"),
+        ("{clip: 0.2}", "token_mean", "+ 2 x TV"),
+        ("{mis: [0.5, 2]}", "token_mean", None),  # its gap jumps
+        ("{tis: 2.0}", "sequence_mean", None),  # a token counts by its place
+    ],
+)
+def test_a_lag_is_a_multiple_of_its_tv_where_there_is_one(tmp_path, weighting, loss, multiple):
+    more = "  - {id: gap, metric: weight_gap, at_most: 0.05, slices: all}\n"
+    declared = f"gradient: {{weighting: {weighting}, loss: {loss}}}"
+    toy = contract(tmp_path, more, declared=declared)[0]
+    assert not chain(toy).further
+    found = chain(toy.model_copy(update={"weights": Weights(changes="every_step")})).further
+    assert [one.theorem for one in found] == ["weight_gap_with_lag"] * (multiple is not None)
+    assert all(one.bound.startswith(f"0.05 {multiple}") for one in found)
+
+
+def test_whole_conversations_of_a_trainer_rest_on_their_environment(tmp_path):
+    more = "  - {id: reward, metric: reward_drift, at_most: 0.5, slices: all}\n"
+    toy = contract(tmp_path, more)[0]
+    drawn = toy.workload.model_copy(update={"source": "trainer"})
+    for one, turns in ((toy, False), (toy.model_copy(update={"workload": drawn}), True)):
+        steps = [step for step in chain(one).steps if "reward" in step.what]
+        assert {s.clause for s in steps} == {"tv", "reward"}
+        assert all(("same_environment" in step.assumes) == turns for step in steps)
+        whole = [step.theorem for step in chain(one).steps if "whole" in step.what]
+        assert whole == [f"{'conversation' if turns else 'sequence'}_tv_from_token_tv"]
+        assert ("tools and users answer both kernels" in chain_text(chain(one))) == turns
 
 
 # against enumeration

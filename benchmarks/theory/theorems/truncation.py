@@ -18,6 +18,7 @@ from servanda.theory.bounds.theorem import Floats, given, theorem
 from servanda.theory.sampling import Sampling, processed_logprobs
 
 Bools = NDArray[np.bool_]
+_NONE = "None is no filter"
 
 # what rounding might decide, of sums over a vocabulary and of logits, is not called sure
 _MASS_SLACK = 1e-10
@@ -41,11 +42,11 @@ class KeptSets:
 
 def _sampling(top_k: int | None, top_p: float | None, min_p: float | None) -> Sampling:
     if top_k is not None and not (isinstance(top_k, (int, np.integer)) and top_k >= 1):
-        raise EvidenceError(f"top_k is {top_k!r}, and must be a whole number above 0")
+        raise EvidenceError(f"top_k is {top_k!r}, and must be a whole number above 0", hint=_NONE)
     if top_p is not None and not 0.0 < top_p <= 1.0:
-        raise EvidenceError(f"top_p is {top_p:g}, outside of (0, 1]")
+        raise EvidenceError(f"top_p is {top_p:g}, outside of (0, 1]", hint=_NONE)
     if min_p is not None and not 0.0 <= min_p < 1.0:
-        raise EvidenceError(f"min_p is {min_p:g}, outside of [0, 1)")
+        raise EvidenceError(f"min_p is {min_p:g}, outside of [0, 1)", hint=_NONE)
     return Sampling(
         temperature=1.0,
         top_k=None if top_k is None else int(top_k),
@@ -57,11 +58,13 @@ def _sampling(top_k: int | None, top_p: float | None, min_p: float | None) -> Sa
 def _row(logits_V: ArrayLike) -> Floats:
     row_V = np.asarray(logits_V, dtype=np.float64)
     if row_V.ndim != 1:
-        raise EvidenceError(f"logits of shape {row_V.shape}: one row [V] at a time")
+        found = f"logits of shape {row_V.shape}: one row [V] at a time"
+        raise EvidenceError(found, hint="call it for each row")
     if np.isnan(row_V).any() or np.isposinf(row_V).any():
         raise EvidenceError("a logit is NaN or +inf", hint="-inf alone has a meaning: no mass")
     if not np.isfinite(row_V).any():
-        raise EvidenceError("a row of logits gives no token any mass")
+        found = "a row of logits gives no token any mass"
+        raise EvidenceError(found, hint="drop positions without a usable row")
     return row_V
 
 

@@ -91,6 +91,7 @@ def _lines(reference: Reference) -> list[str]:
         *table(rows, right=range(1, 6)),
         "",
         f"{reference.promise}.",
+        *reference.assumed,
         "It covers runs of the same set-up: model, engine, precision, learning rate and batch.  "
         f"Later than {of.steps} steps the rate is an estimate.",
         *([f"For 1/20, record {19 - of.runs} more good runs."] if of.runs < 19 else []),

@@ -19,13 +19,16 @@ _SHORT = {"conditional bound": "conditional"}
 
 def chain_text(chain: Chain) -> str:
     marks = {rest.name: _MARKS[i % len(_MARKS)] for i, rest in enumerate(chain.rests)}
-    theorems = dict.fromkeys(step.theorem for step in chain.steps if step.theorem)
+    theorems = dict.fromkeys(s.theorem for s in (*chain.steps, *chain.further) if s.theorem)
     laws = {name: i for i, name in enumerate(theorems, start=1)}
     blocks = [_head(chain)]
     if chain.vacuous:
         blocks.append(_vacuous(chain))
     if chain.steps:
         blocks.append("\n".join(_table(chain, marks, laws)))
+    if chain.further:
+        lines = [f"  {f.clause}: {f.what}: {f.bound}  [{laws[f.theorem]}]" for f in chain.further]
+        blocks.append("\n".join(["with one more number", *_wrapped(lines, 4)]))
     if chain.rests:
         blocks.append("\n".join(["assumes", *_rests(chain, marks)]))
     if laws:

@@ -11,6 +11,7 @@ from servanda.errors import ContractError, EvidenceError
 from servanda.rl import Follow
 from servanda.rl.follow.follow_step import STACKED, STOP, Window, ages, is_kept, passing
 from servanda.rl.follow.stale_rows import StaleRows, sign_probability
+from servanda.theory.bounds.assumptions import ASSUMPTIONS
 from tests.rl.follow.made import HELD, PROBES, ROWS, TOKENS, Walk
 
 
@@ -30,6 +31,7 @@ def test_an_engine_that_follows_is_undecided_and_then_holds():
     assert asked and all(step.outcome == "inconclusive" for step in asked)
     assert f"about {asked[-1].worst.needs} more sync" in asked[-1].sentence
     assert str(steps[-1]).startswith("✓ version 15: the engine follows the trainer\n  slope 1.0")
+    assert f"\n  assumes: {ASSUMPTIONS['independent_rows'].text}" in str(steps[-1])
 
 
 @pytest.mark.parametrize("name", [name for name in HELD if name])

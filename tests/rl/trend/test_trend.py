@@ -22,6 +22,7 @@ from servanda.rl.trend.changes import (
     with_reference,
 )
 from servanda.runner.load import load
+from servanda.theory.bounds.assumptions import ASSUMPTIONS
 from servanda.theory.stats.histogram import BINS
 from servanda.theory.stats.tally import tally
 from tests.field.worlds import NOISE, draw, run
@@ -258,8 +259,19 @@ def test_generations_of_a_step_are_points_and_those_of_the_first_step_are_no_ref
 def test_references_that_promise_nothing_say_so(folder):
     code, text = servanda("contract", "calibrate", folder / "good-0.jsonl")
     assert code == 0 and "one good run shows no spread between runs" in text
+    assert "assumed" not in text and read_of(folder, 1).assumptions == ()
     assert read_of(folder, 1).detector.false_alarms is None
     assert read_of(folder, 3).detector.false_alarms == 1 / 4
+
+
+def test_a_promise_names_its_assumptions_in_reports_and_cells(folder, reference):
+    runs = [folder / f"good-{i}.jsonl" for i in range(3)]
+    _, text = servanda("contract", "calibrate", *runs)
+    names = ("exchangeable_runs", "reference_runs")
+    assert all(ASSUMPTIONS[name].text in text for name in names)
+    chart = RunChart(read_reference(reference))
+    chart.add(0, {"k3_nats": 1e-4})
+    assert {cell.assumptions for cell in chart.add(1, {"k3_nats": 1e-4})} == {names}
 
 
 def read_of(folder, runs):

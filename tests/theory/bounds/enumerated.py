@@ -52,3 +52,10 @@ def answers(tables):
         np.array(infer),
         news,
     )
+
+
+def refused(error, message):
+    """The error says the place and what was found, as the message does, and the next move."""
+    found, _, move = str(error.value).partition("\n  hint: ")
+    assert move, f"{found}: and now?"
+    assert message in (found, f"{found}\n  hint: {move}")

@@ -13,6 +13,7 @@ from benchmarks.theory.theorems.drift import (
 from servanda.errors import EvidenceError
 from servanda.theory.bounds.drift import osc_at_temperature, osc_from_rounding, rounding_eps
 from servanda.theory.divergence.precision import CAPTURES, eta, rounded
+from tests.theory.bounds import enumerated
 
 
 def test_half_an_ulp_is_half_the_way_to_the_next_number_of_every_float16():
@@ -137,4 +138,4 @@ def test_a_sole_token_stays_greedy_unless_the_other_side_has_more():
 def test_what_is_no_drift_is_refused(call, text):
     with pytest.raises(EvidenceError) as refused:
         call()
-    assert str(refused.value) == text
+    enumerated.refused(refused, text)

@@ -17,6 +17,7 @@ from servanda.theory.bounds.gradient import (
     policy_gradient_bias,
     ratio_budget,
 )
+from tests.theory.bounds import enumerated
 
 
 def test_a_bias_is_a_gap_times_its_multipliers():
@@ -175,4 +176,4 @@ def test_the_kernel_gap_uses_up_a_part_of_the_clip_range_or_nothing_or_more_than
 def test_what_no_proof_covers_is_refused(call, message):
     with pytest.raises(EvidenceError) as raised:
         call()
-    assert str(raised.value) == message
+    enumerated.refused(raised, message)

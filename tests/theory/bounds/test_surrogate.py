@@ -99,4 +99,4 @@ def test_the_form_by_tv_by_hand():
 def test_what_no_bound_speaks_of_is_refused(call, message):
     with pytest.raises(EvidenceError) as error:
         call()
-    assert str(error.value) == message
+    enumerated.refused(error, message)

@@ -132,6 +132,21 @@ OTHERS = {
         "what is left": lambda e: given(4, 1 - e),
         "other steps": lambda e: given(0, 1 - e),
     },
+    "clipped_gradient_bias": {
+        "clip": lambda e: given(3, 1 - e),
+        "dual clip": lambda e: given(4, 1 - e, lambda *a: a[4] > 1.0),
+    },
+    "kl_penalty_bias": {
+        "penalty": lambda e: given(3, 1 - e),
+        "its sum": lambda e: given(5, 1 - e, lambda *a: a[5] > 1),
+    },
+    "gradient_direction": {
+        "result": lambda e: scaled(1 + e),
+        "bias": lambda e: given(0, 1 - e),
+        "norm": lambda e: given(1, 1 + e),
+    },
+    "gradient_norm_at_least": {"reach": lambda e: given(1, 1 - e)},
+    "weight_gap_with_lag": {"gap": lambda e: given(0, 1 - e), "lag": lambda e: given(1, 1 - e)},
     "grpo_bias": {
         "one answer": lambda e: result(1 - e, lambda *_, whole_group: not whole_group),
         "a whole group": lambda e: result(1 - e, lambda *_, whole_group: whole_group),
@@ -143,6 +158,7 @@ LOOSE = {
     ("sequence_tv_from_osc", "more steps"): 0.25,
     ("osc_for_reward_drift", "2 to 4 steps"): 0.18,
     ("osc_for_reward_drift", "more steps"): 0.3,
+    ("gradient_norm_at_least", "reach"): 0.3,  # Bernstein against the exact law of a coin
     ("grpo_bias", "a whole group"): 0.7,  # n TV for n answers, of which one is scored
 }
 CASES_OF = [(name, what) for name in THEOREMS for what in OTHERS.get(name, {"result": None})]

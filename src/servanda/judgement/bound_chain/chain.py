@@ -16,6 +16,7 @@ from servanda.judgement.clauses.chain_metrics import CHAIN, ChainMetric, chain_m
 from servanda.judgement.clauses.gradient import (
     advantage_bound,
     bias_assumes,
+    has_turns,
     loss_of,
     psi_of,
     score_norm_of,
@@ -25,6 +26,7 @@ from servanda.judgement.verdict import Verdict
 from servanda.theory.bounds.assumptions import ASSUMPTIONS
 from servanda.theory.bounds.sequence import is_vacuous
 from servanda.theory.bounds.theorem import THEOREMS, Standing
+from servanda.theory.bounds.third_kernel import STEEP
 from servanda.theory.sampling import Sampling
 
 # Steps of the chain: a number, its theorem, and its assumptions.
@@ -65,6 +67,21 @@ class Step:
 
 
 @dataclass(frozen=True)
+class Further:
+    """A consequence that needs one more number, which no contract declares.
+
+    Args:
+        clause: the start of the path; what: the quantity; theorem: a name in THEOREMS.
+        bound: its bound as a formula, with the number of the path and a name for the other.
+    """
+
+    clause: str
+    what: str
+    bound: str
+    theorem: str
+
+
+@dataclass(frozen=True)
 class Chain:
     """The implications of a contract's numbers.
 
@@ -74,6 +91,7 @@ class Chain:
         steps: path by path, each number after its premise.
         rests: all assumptions of the steps.
         left_out: (clause, reason why no or no further consequence follows).
+        further: consequences of one more number.
     """
 
     contract: str
@@ -82,6 +100,7 @@ class Chain:
     steps: tuple[Step, ...]
     rests: tuple[Rest, ...]
     left_out: tuple[tuple[str, str], ...]
+    further: tuple[Further, ...] = ()
 
     @property
     def vacuous(self) -> tuple[Step, ...]:
@@ -90,16 +109,17 @@ class Chain:
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON; a vacuous number is null."""
         data = asdict(self)
-        for step in data["steps"]:
+        for step in (*data["steps"], *data["further"]):
             theorem = step.pop("theorem")
             law = THEOREMS[theorem] if theorem else None
-            step["number"] = None if step["vacuous"] else step["number"]
             step["theorem"] = law and {
                 "name": law.name,
                 "statement": law.statement,
                 "source": law.source,
                 "sharp": law.sharp,
             }
+        for step in data["steps"]:
+            step["number"] = None if step["vacuous"] else step["number"]
         data["left_out"] = [{"clause": c, "reason": reason} for c, reason in self.left_out]
         return data
 
@@ -272,6 +292,8 @@ _ITSELF = {
     "reward_gap": "gap of your own reward, up or down",
 }
 _NEXT_TV = "TV of the next token"
+_GAP = "gap of the token weights"
+_BIAS = _ITSELF["policy_gradient_bias"]
 _ALL = 1.0  # of the clip range: all of it is used
 
 
@@ -300,7 +322,43 @@ def chain(contract: Contract, verdict: Verdict | None = None) -> Chain:
         steps=tuple(steps),
         rests=tuple(rest(name, contract, verdict) for name in names),
         left_out=tuple(left_out),
+        further=tuple(_further(contract, [step for step in steps if not step.vacuous])),
     )
+
+
+_COSINE = 0.9  # of an angle of 26 degrees
+
+
+def _further(contract: Contract, steps: list[Step]) -> Iterator[Further]:
+    """The consequences of the smallest number of each quantity and of one more number."""
+
+    def least(what: str) -> Step | None:
+        found = [step for step in steps if step.what.startswith(what)]
+        return min(found, key=lambda step: step.number, default=None)
+
+    tv, gap, bias = least(_NEXT_TV), least(_GAP), least(_BIAS)
+    if contract.kernels.train.routes == "replayed" and tv is not None:
+        what, bound = f"{tv.what}, with train's own routes", "TV(own routes, replayed routes)"
+        yield Further(tv.clause, what, f"{tv.number:.3g} + {bound}", "tv_with_own_routes")
+    psi, mean = psi_of(contract), loss_of(contract) == "token_mean"
+    lags = contract.weights.changes == "every_step" and mean  # else tokens count by their place
+    if lags and gap is not None and psi.name in STEEP:
+        what, bound = f"{gap.what}, of stale tokens", "TV(train now, train as it sampled)"
+        bound = f"{gap.number:.3g} + {STEEP[psi.name]:g} x {bound}"
+        yield Further(gap.clause, what, bound, "weight_gap_with_lag")
+    if bias is None or bias.number <= 0:
+        return
+    gradient, clause, number = contract.gradient, bias.clause, f"{bias.number:.3g}"
+    if gradient is not None and gradient.ratio == "decoupled" and gradient.clip_range is not None:
+        bound = f"{number} x max({1.0 + gradient.clip_range[1]:g}, dual clip)"
+        yield Further(clause, f"{_BIAS}, clipped, every epoch", bound, "clipped_gradient_bias")
+    if advantage := advantage_bound(contract):
+        bound = f"{number} x (1 + beta x clip x tokens / {advantage:.3g})"
+        yield Further(clause, f"{_BIAS}, with a KL penalty", bound, "kl_penalty_bias")
+    from_ = bias.number / math.sqrt(1.0 - _COSINE**2)
+    bound = f"sqrt(1 - ({number} / norm)^2), so {_COSINE:g} from a norm of {from_:.3g} on"
+    what = "cosine of the expected gradients, at least"
+    yield Further(clause, what, bound, "gradient_direction")
 
 
 @dataclass(frozen=True)
@@ -551,7 +609,7 @@ class _Path:
         psi = psi_of(self.contract)
         named = "uncorrected" if psi.name == "naive" else f"after {psi.name}"
         most = self.most
-        gap = self.start(f"gap of the token weights, {named}", self.metric.metric_unit, most)
+        gap = self.start(f"{_GAP}, {named}", self.metric.metric_unit, most)
         yield gap
         yield from self._bias(gap, most)
 
@@ -590,11 +648,14 @@ class _Path:
     def _over_answers(self, tv: Step) -> Iterator[Step]:
         if tokens := self.tokens:
             inputs = (min(tv.number, 1.0), float(tokens))
-            yield from self._answers(tv, "sequence_tv_from_token_tv", tokens, *inputs)
+            of = "conversation" if has_turns(self.contract) else "sequence"
+            yield from self._answers(tv, f"{of}_tv_from_token_tv", tokens, *inputs)
 
     def _answers(self, tv: Step, theorem: str, tokens: int, *inputs: float) -> Iterator[Step]:
-        answers = f"TV of whole responses, up to {tokens:,} tokens"
-        whole = follow(tv, theorem, answers, *inputs, most=1.0)
+        answers, adds = f"TV of whole responses, up to {tokens:,} tokens", ()
+        if has_turns(self.contract):
+            answers, adds = f"{answers} in all turns", ("same_environment",)
+        whole = follow(tv, theorem, answers, *inputs, most=1.0, adds=adds)
         yield whole
         what, most = self._reward()
         low, high = self.contract.reward.range if self.contract.reward else (0.0, 1.0)
@@ -612,7 +673,7 @@ class _Path:
         psi = psi_of(self.contract)
         if psi.name != "naive" or loss_of(self.contract) != "token_mean":
             return  # the other losses weight the gap of a token by its response
-        what = "gap of the token weights, uncorrected"
+        what = f"{_GAP}, uncorrected"
         gap = follow(tv, "weight_gap_from_tv", what, min(tv.number, 1.0), most=psi.span[1])
         yield gap
         yield from self._bias(gap, psi.span[1])
@@ -627,7 +688,7 @@ class _Path:
         yield follow(
             gap,
             "policy_gradient_bias",
-            "bias of the policy gradient",
+            _BIAS,
             *inputs,
             unit=gap.unit,
             most=most * math.prod(factors),

@@ -77,6 +77,10 @@ class RewardDrift(SequenceCertificate):
     assumes: ClassVar[tuple[str, ...]] = ("reward_range", "same_reward")
 
     @classmethod
+    def under(cls, contract: Contract, /) -> type[ChainMetric]:
+        return RewardDriftOfTurns if has_turns(contract) else cls
+
+    @classmethod
     def undeclared(cls, contract: Contract, /) -> Iterator[Lack]:
         if contract.reward is None:
             yield Lack(
@@ -101,6 +105,20 @@ class RewardDrift(SequenceCertificate):
         # E (1 - exp S)^+ of a normal S with mean 0
         drifts = [0.5 - 0.5 * math.exp(s**2 / 2) * math.erfc(s / math.sqrt(2)) for s in sigmas]
         return self.feed.scale * float(np.mean(drifts)) if drifts else 0.0
+
+
+@dataclass(frozen=True)
+class RewardDriftOfTurns(RewardDrift):
+    """That of conversations, in which tools or users may answer between the sampled tokens."""
+
+    meaning: ClassVar[str] = RewardDrift.meaning
+    example: ClassVar[str] = RewardDrift.example
+    assumes: ClassVar[tuple[str, ...]] = (*RewardDrift.assumes, "same_environment")
+
+
+def has_turns(contract: Contract) -> bool:
+    """Whether responses may have several turns: a trainer's may, Servanda's own have one."""
+    return any(w.source == "trainer" for w in contract.all_workloads.values())
 
 
 _CAP = 10.0  # of the weights of support_mass

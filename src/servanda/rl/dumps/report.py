@@ -252,6 +252,7 @@ def _change(answer: DumpVerdict, chart: RunChart) -> Iterator[str]:
         value = f"{number(cell.value)} of its threshold" if cell.value is not None else "-"
         yield f"  {glyph} {name.ljust(_NAME - 4)}{value.ljust(_VALUE)}1{lost}{tail}"
     yield f"      {chart.reference.promise}"
+    yield from (f"      {line}" for line in chart.reference.assumed)
 
 
 def _answer(answer: DumpVerdict) -> Iterator[str]:

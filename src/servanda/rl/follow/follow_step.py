@@ -16,6 +16,7 @@ from servanda.report.cell_text import GLYPH
 from servanda.report.format import count
 from servanda.rl.follow.stale_rows import StaleRows, stale_rows
 from servanda.rl.sync_drill.response_slope import RESOLUTION
+from servanda.theory.bounds.assumptions import ASSUMPTIONS
 from servanda.theory.sampling import Floats, Ints
 from servanda.theory.stats.alpha import look_alpha, shared
 from servanda.theory.stats.slope import EVERYTHING, slope_interval, slope_of, unit_sums
@@ -822,8 +823,9 @@ class FollowStep:
 
 
 _ASSUMES: Mapping[Outcome, str] = {
-    "holds": "the rounding of a row is independent of that of other rows",
-    "violated": f"rounding is, at any load, at most {_ROUNDING:g} times that of the best sync",
+    "holds": ASSUMPTIONS["independent_rows"].text,
+    "violated": f"{ASSUMPTIONS['load'].text}: rounding is at most {_ROUNDING:g} times that of the "
+    "best sync",
 }
 
 

@@ -24,6 +24,7 @@ from servanda.judgement.clauses.base import CellVerdict, Outcome, worst
 from servanda.judgement.verdict import Verdict
 from servanda.registry import did_you_mean
 from servanda.report.format import count
+from servanda.theory.bounds.assumptions import ASSUMPTIONS
 from servanda.theory.stats.change import CLIP, LEAST_STEPS, Detector, Fold, detector
 from servanda.theory.stats.histogram import SIGNIFICAND_BITS, SMALLEST, ZERO, edges
 
@@ -247,6 +248,10 @@ class _File(msgspec.Struct, frozen=True):
     digest: str
 
 
+# of the promise of a reference; one good run has none
+_RESTS_ON = ("exchangeable_runs", "reference_runs")
+
+
 @dataclass(frozen=True)
 class Reference:
     """What a run is compared with.
@@ -320,6 +325,17 @@ class Reference:
             f"a healthy run like these {of.runs} is called changed within {of.steps} steps with "
             f"probability at most 1/{of.runs + 1}"
         )
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """Names in ASSUMPTIONS that the promise needs; () where nothing is promised."""
+        return () if self.detector.false_alarms is None else _RESTS_ON
+
+    @property
+    def assumed(self) -> tuple[str, ...]:
+        """The promise's assumptions, as a line of text if there are any."""
+        texts = [ASSUMPTIONS[name].text for name in self.assumptions]
+        return (f"assumed: {'; '.join(texts)}",) if texts else ()
 
     def write(self, path: Path) -> None:
         """Write the file, whole or not at all.
@@ -538,6 +554,7 @@ class RunChart:
             limit=1.0 if numbers else None,
             units="steps" if numbers else "",
             note=note,
+            assumptions=self.reference.assumptions,
             **numbers,
         )
 

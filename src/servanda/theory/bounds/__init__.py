@@ -9,4 +9,5 @@ from servanda.theory.bounds import (  # noqa: F401
     gradient,
     importance_weights,
     sequence,
+    third_kernel,
 )

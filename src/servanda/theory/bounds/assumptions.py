@@ -62,6 +62,10 @@ ASSUMPTIONS: Mapping[str, Assumption] = MappingProxyType(
             "a response has the same reward, whichever kernel generated it: a judge or a time "
             "limit that differs between the stacks breaks it"
         ),
+        "same_environment": Assumption(
+            "tools and users answer both kernels by the same law, given the conversation so far: "
+            "a tool that times out, or a state that the text does not show, breaks it"
+        ),
         "advantage": Assumption("the advantage of a token is at most the declared one"),
         "score_norm": Assumption("the norm of grad log p is at most the declared one"),
         "token_level": Assumption(
@@ -85,5 +89,20 @@ ASSUMPTIONS: Mapping[str, Assumption] = MappingProxyType(
         ),
         "true_top_k": Assumption("the returned tokens are the top-k of each kernel"),
         "normal": Assumption("the log-ratio of a sequence is roughly normal"),
+        "independent_rows": Assumption(
+            "given the trainer's change, the rounding of a row is symmetric about 0 and "
+            "independent of that of other rows"
+        ),
+        "load": Assumption(
+            "the load of an engine changes neither its draws nor its rounding beyond what was "
+            "measured"
+        ),
+        "exchangeable_runs": Assumption(
+            "the good runs and a healthy run are exchangeable: one set-up, and no order among them"
+        ),
+        "reference_runs": Assumption(
+            "all good runs that were made are in the reference: none was left out or chosen by its "
+            "gap"
+        ),
     }
 )

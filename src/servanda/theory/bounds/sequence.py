@@ -123,6 +123,28 @@ def sequence_tv_from_token_tv(mean_tv: ArrayLike, tokens: ArrayLike) -> Floats:
     return np.minimum(given("mean_tv", mean_tv, high=1.0) * tokens, 1.0)
 
 
+@theorem("certificate", assumes=("sampler", "same_tokens", "same_environment"), sharp=True)
+def conversation_tv_from_token_tv(mean_tv: ArrayLike, tokens: ArrayLike) -> Floats:
+    """TV of whole conversations is at most the sampled tokens of all turns times their mean TV.
+
+    Between turns a tool or a user answers.  Where both kernels meet the same law of its answers,
+    their factors cancel in W, and the estimators of the sampled tokens alone are those of whole
+    conversations: E_infer (1 - W)^+ is their TV, and every bound on rewards follows.
+
+    Args:
+        mean_tv: mean over sampled tokens of the TV of each step, prefixes drawn by infer and its
+            environment.
+        tokens: expected number of sampled tokens of infer's conversations, or the largest; >= 1.
+
+    >>> float(conversation_tv_from_token_tv(0.001, 3 * 64))
+    0.192
+    """
+    hint = "count the sampled tokens of all turns; a conversation has at least one"
+    tokens = given("tokens", tokens, 1.0, _FINITE, hint)
+    hint = "a total variation is in [0, 1]; give an upper bound of the mean"
+    return np.minimum(given("mean_tv", mean_tv, high=1.0, hint=hint) * tokens, 1.0)
+
+
 @theorem("conditional bound", assumes=("every_context", "same_filters"))
 def sequence_tv_from_osc(osc: ArrayLike, tokens: ArrayLike) -> Floats:
     """TV(P, Q) is at most sqrt(1 - sech(osc / 4)^(2 tokens)) if every context drifts by osc.

@@ -101,6 +101,7 @@ def given(
     outside = ~((array >= low - _ROUNDING) & (array <= high + _ROUNDING))
     if outside.any():
         found = array[outside].flat[0]
+        hint = hint or f"give a known {name} in this range; leave a missing one out"
         raise EvidenceError(f"{name} is {found:g}, outside of [{low:g}, {high:g}]", hint=hint)
     return np.clip(array, low, high)
 
