@@ -16,7 +16,7 @@ BUDGET = {
     "theory": 6676,
     "traces": 1748,
     "contract": 2712,
-    "judgement": 14743,
+    "judgement": 14766,
     "engines": 14997,
     "report": 4800,
     "runner": 7740,
@@ -24,15 +24,15 @@ BUDGET = {
     "authoring": 5510,
     "cli": 6674,
     "root": 516,
-    "promotion": 4600,
-    "gateway": 15008,
+    "promotion": 4612,
+    "gateway": 15063,
 }
 ASIDE = {".html": 466, ".css": 173, ".js": 130, ".c": 198}  # suffix -> lines under src
 # tests: with those of the same steps three ways, of prices, of strangers' contracts, of observers
 # that fail, of what help texts state, of the real language model, of a number format's
 # cost, of memory that kernels need, of rare faults and of causes with the data of unseen cases, and
 # of data that lies
-OUTSIDE = {"tests": 113_938, "benchmarks": 16_295}
+OUTSIDE = {"tests": 114_258, "benchmarks": 16_295}
 LONGEST_FILE, LONGEST_FUNCTION = 900, 60
 # functions that are longer; the list only shrinks
 LONG = {

@@ -120,7 +120,7 @@ def folder(tmp_path_factory):
     (folder / "judge.sh").write_text('#!/bin/sh\ncase "$*" in *--b*) exit 1;; esac\n')
     (folder / "judge.sh").chmod(0o755)
     (folder / "served").mkdir()
-    rows = controllers.rows(path, 60)
+    rows = controllers.rows(path, 500)  # enough for each slice to be decided
     serving.log(
         folder / "served", [{k: v for k, v in row.items() if k != "x-chance"} for row in rows]
     )

@@ -17,6 +17,7 @@ from servanda.judgement.power import Signature, power
 from servanda.runner import run
 from servanda.traces.trace import Trace, TracePair
 from tests import kit
+from tests.report import made
 
 SIZES = {"q": {"": kit.BASE}, "first": 64, "last": 640, "limit": 0.1}
 LENGTH, SEQUENCES = 6, 50
@@ -88,6 +89,25 @@ def test_a_run_that_is_too_small_does_not_catch_what_a_larger_one_does(tmp_path)
 
     assert caught(*small, signature(0.104)) == ()
     assert caught(*large, signature(0.104)) == ("tv on all",)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "has", "by"),
+    [("violated", True, ("tv on all",)), ("violated", 0.5, ()), ("holds", True, ())],
+)
+def test_a_fault_of_the_kernels_is_caught_where_the_run_itself_is_violated(
+    tmp_path, outcome, has, by
+):
+    plan, evidence = healthy(tmp_path)
+    kernels = plan.contract.kernels
+    infer = kernels.infer.model_copy(update={"fault": {"fault": has}})
+    kernels = kernels.model_copy(update={"infer": infer})
+    plan = replace(plan, contract=plan.contract.model_copy(update={"kernels": kernels}))
+
+    weak = replace(signature(0.0), strength="true")
+    (found,) = power(plan, evidence, [weak], [made.cell(outcome)])
+
+    assert (found.by, found.grounds == "violated by this run") == (by, bool(by))
 
 
 def test_the_same_gate_gives_the_same_answer(tmp_path):

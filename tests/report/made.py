@@ -39,6 +39,8 @@ def portrait(tv=0.01, slices=("all", "long"), worst=True):
 
 
 def cell(outcome="holds", **changes):
+    if outcome == "violated" and changes.get("kind") != "guard":
+        changes = {"value": 0.15, "interval": (0.11, 0.2), **changes}
     made = CellVerdict(
         clause="tv",
         section="statistical",

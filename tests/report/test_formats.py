@@ -204,7 +204,7 @@ def test_github_annotations_escape_what_the_runner_would_read():
         "::error file=dir with space/c%3Ax.yaml,line=29,col=5,title=tv-long on long%3A violated::"
     )
     percentile = rendered("github", "percentile").splitlines()[0]
-    assert "is 1.0 %25 on" in percentile
+    assert "is 15.0 %25 on" in percentile
 
 
 # Markdown

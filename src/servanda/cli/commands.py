@@ -131,8 +131,8 @@ CODES = {
     "gateway status": f"0 it responded; 2 {_WRONG}; 4 it cannot be reached",
     "gateway pin": f"0 done; 2 {_WRONG}; 4 it was refused, or the leader cannot be reached",
     "gateway audit": (
-        f"0 nothing to divert; 1 a slice exceeds its limit; 2 {_WRONG}; 3 nothing was scored; 4 "
-        "the log, an engine or the state failed"
+        f"0 every slice is within its limits; 1 a slice exceeds its limit; 2 {_WRONG}; 3 a slice "
+        "is not decided, or nothing was scored; 4 the log, an engine or the state failed"
     ),
     "gateway envoy": _LISTENS,
     "tools selftest": (

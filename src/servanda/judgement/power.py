@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -51,14 +52,36 @@ class Signature:
     met: bool = False
 
 
-def power(plan: Plan, evidence: Evidence, signatures: Iterable[Signature]) -> tuple[Caught, ...]:
-    """Every fault with an applicable signature, and the cells that it would violate."""
+def power(
+    plan: Plan,
+    evidence: Evidence,
+    signatures: Iterable[Signature],
+    found: Iterable[CellVerdict] = (),
+) -> tuple[Caught, ...]:
+    """Every fault with an applicable signature, and the cells that it would violate.
+
+    Args:
+        found: cells of the run itself: what it violates is caught, if a kernel has the fault.
+    """
     refusing = evidence.key.grade == "verified"
     cells = [(i, cell) for i, cell in enumerate(plan.cells) if cell.clause.enforced]
-    return tuple(
+    kernels = plan.contract.kernels
+    had = {
+        (name, json.dumps(value))
+        for kernel in (kernels.infer, kernels.train)
+        for name, value in (kernel.fault or {}).items()
+    }
+    red = tuple(f"{c.clause} on {c.slice}" for c in found if c.enforced and c.outcome == "violated")
+    caught = (
         _caught(plan, cells, evidence, signature)
         for signature in signatures
         if signature.pair is not None or refusing
+    )
+    return tuple(
+        replace(one, by=red, grounds="violated by this run")
+        if red and (one.fault, one.strength) in had
+        else one
+        for one in caught
     )
 
 

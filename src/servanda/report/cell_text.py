@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from servanda.contract.model import WHOLE, Clause
-from servanda.judgement.clauses.base import ORDER, CellVerdict
+from servanda.judgement.clauses.base import ORDER, CellVerdict, Outcome
 from servanda.judgement.clauses.draft_acceptance import DRAFT_ACCEPTANCE
 from servanda.judgement.clauses.statistical import ALWAYS
 from servanda.judgement.lint.sections import RUNTIME_METRICS
@@ -228,3 +229,74 @@ def measured(cell: CellVerdict) -> str:
         return f"{value} of {quantity(cell)}"
     text = f"{quantity(cell)} {value}"
     return text[0].upper() + text[1:] if cell.aggregate else text
+
+
+# Ticks: every surface takes its mark and its word from here, the page and the status of a gateway,
+# an audit, a promotion and the reports.  Nothing found so far is no tick: a test that has not
+# decided gathers evidence, and says at how many units it would decide.
+
+
+class Tick(NamedTuple):
+    """The answer of one test, or the worst of several.
+
+    Args:
+        outcome: "inconclusive": it gathers evidence.
+        n, units: size of the evidence, and its unit in the plural.
+        more: projected number of further units for a decision; None: unknown.
+    """
+
+    outcome: Outcome
+    n: int = 0
+    more: int | None = None
+    units: str = ""
+
+    @property
+    def glyph(self) -> str:
+        return GLYPH[self.outcome]
+
+    @property
+    def text(self) -> str:
+        """One word, and for evidence that is gathered how much there is.
+
+        >>> [Tick("inconclusive", 1, more, "requests").text for more in (69, None)]
+        ['gathering: 1 of about 70 requests', 'gathering: 1 request']
+        """
+        if self.outcome != "inconclusive":
+            return self.outcome
+        if self.more is None:
+            return f"gathering: {size(self.n, self.units)}"
+        return f"gathering: {self.n:,} of about {size(_rough(self.n + self.more), self.units)}"
+
+
+def tick(outcome: Outcome, n: int, more: int | None = None, units: str = "") -> Tick:
+    """The answer of one test; without evidence none holds."""
+    return Tick("inconclusive" if outcome == "holds" and n <= 0 else outcome, n, more, units)
+
+
+def glyph_of(cell: CellVerdict) -> str:
+    """The glyph of a cell of a verdict."""
+    return GLYPH[tick(cell.outcome, cell.n).outcome]
+
+
+def together(ticks: Iterable[Tick]) -> Tick:
+    """The worst answer; of those that gather evidence, the one that is farthest from its decision.
+
+    >>> together([Tick("holds", 9), Tick("inconclusive", 5, 7), Tick("inconclusive", 2, 8)]).n
+    2
+    """
+
+    def rank(one: Tick) -> tuple[int, float]:
+        return -ORDER.index(one.outcome), math.inf if one.more is None else one.more
+
+    judged = [one for one in ticks if one.outcome in ORDER]
+    return max(judged, key=rank, default=Tick("inconclusive"))
+
+
+def _rough(n: int) -> int:
+    """A projection in two digits, rounded up.
+
+    >>> _rough(69), _rough(70), _rough(12_345)
+    (69, 70, 13000)
+    """
+    unit = 10 ** max(0, len(f"{n}") - 2)
+    return -(-n // unit) * unit

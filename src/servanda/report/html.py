@@ -116,7 +116,7 @@ def _entry(cell: CellVerdict, anchor: str) -> Entry:
         times = f"{format.rough(ratio)}×"
         heat = sum(ratio > edge for edge in _HEAT)
     return Entry(
-        cell_text.GLYPH[cell.outcome],
+        cell_text.glyph_of(cell),
         cell.outcome,
         not cell.enforced,
         cell_text.of_cell(cell, cell.value),
@@ -310,7 +310,7 @@ def _number(cell: CellVerdict, slices: SlicesOf, anchor: str) -> Number:
     if cell.more:
         notes.append(f"about {count(cell.more, 'more prompt group')} would decide")
     note = "; ".join(filter(None, notes))
-    return Number(cell.outcome, cell_text.GLYPH[cell.outcome], anchor, columns, note)
+    return Number(cell.outcome, cell_text.glyph_of(cell), anchor, columns, note)
 
 
 # The bound chain on the page: a tree for each clause that it starts from.

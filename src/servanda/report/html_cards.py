@@ -62,7 +62,7 @@ def _fair(verdict: Verdict) -> list[Line]:
         cell = next((c for c in verdict.cells if c.metric == metric and c.place == WHOLE), None)
         if cell is not None:
             tone = cell.outcome.replace(" ", "-")
-            lines.append(Line(says(cell), cell_text.GLYPH[cell.outcome], tone))
+            lines.append(Line(says(cell), cell_text.glyph_of(cell), tone))
     peers = {side: verdict.portraits.get(f"self_{side}") for side in ("infer", "train")}
     selves = {side: peer for side, peer in peers.items() if peer is not None}
     known = {side: p.total.mean("tv") for side, p in selves.items() if p.total.n}

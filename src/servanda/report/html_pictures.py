@@ -701,7 +701,7 @@ def _row(cell: CellVerdict, scale: Scale, words: SliceWords, anchor: str) -> Lad
         words.definition,
         cell.place == WHOLE,
         share,
-        cell_text.GLYPH[cell.outcome],
+        cell_text.glyph_of(cell),
         cell.outcome if cell.enforced else f"{cell.outcome} (monitored)",
         cell_text.of_cell(cell, cell.value) or "no number",
         cell_text.interval(cell),

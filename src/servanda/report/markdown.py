@@ -67,7 +67,7 @@ def _row(cell: CellVerdict) -> list[str]:
     measured = [cell_text.of_cell(cell, cell.value), cell_text.interval(cell)]
     measured = measured if any(measured) else [cell_text.log_e_value(cell)]
     return [
-        f"{cell_text.GLYPH[cell.outcome]} {answer if cell.enforced else f'{answer} (monitored)'}",
+        f"{cell_text.glyph_of(cell)} {answer if cell.enforced else f'{answer} (monitored)'}",
         f"{format.line(cell.clause, 40)}: {cell_text.quantity(cell)}",
         cell_text.where(cell, 40),
         " ".join(filter(None, measured)) or "no number",

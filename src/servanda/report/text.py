@@ -11,11 +11,11 @@ from servanda.judgement.verdict import FORMATS, Verdict
 from servanda.report import rungs
 from servanda.report.cell_text import (
     GIVEN_UP,
-    GLYPH,
     REALISED,
     assumed,
     certified,
     each_of,
+    glyph_of,
     interval,
     log_e_value,
     of_cell,
@@ -70,7 +70,7 @@ def lines(verdict: Verdict, columns: int = 0) -> list[str]:
         f"  {head}",
     ]
     for cell, row in zip(cells, rows, strict=True):
-        top += [f"{GLYPH[cell.outcome]} {row}"]
+        top += [f"{glyph_of(cell)} {row}"]
         top += [f"    {note}" for note in _notes(cell, verdict)]
     if dropped:
         top += [f"  (left out at {columns} columns: {', '.join(dropped)})"]

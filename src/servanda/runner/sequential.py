@@ -113,7 +113,7 @@ def concluded(
         stopped=_why_stopped(plan, evidence, verdict),
         e_values=_e_values(verdict, gathered.looks),
     )
-    faults = power(plan, evidence, signatures.catalogue())
+    faults = power(plan, evidence, signatures.catalogue(), verdict.cells)
     verdict = replace(verdict, circumstances=circumstances, power=faults)
     return _out_of_time(verdict) if deadline is not None and deadline() else verdict
 

@@ -31,10 +31,10 @@ def audited(path, *logs, state=None, open_=controllers.here):
 
 def test_a_log_of_sound_traffic_has_nothing_to_divert(tmp_path):
     path = controllers.contract(tmp_path)
-    found, moved = audited(path, logged(tmp_path, path))
+    found, moved = audited(path, logged(tmp_path, path, 600))
     assert (found.exit_code, found.beyond, moved) == (0, (), ())
-    assert "toy · scored 240 of 240 requests" in render(found)
-    assert re.search(r"^all +100 %  ", render(found), re.M)
+    assert "toy · scored 600 of 600 requests" in render(found)
+    assert len(re.findall("✓ active, within limits", render(found))) == 4
 
 
 def test_assignments_between_the_requests_are_no_requests(tmp_path):
@@ -47,10 +47,14 @@ def test_assignments_between_the_requests_are_no_requests(tmp_path):
 
 
 @pytest.mark.parametrize("n", [1, 20])
-def test_a_short_log_says_how_much_of_it_lies_in_a_slice(tmp_path, n):
+def test_a_short_log_says_how_much_of_it_lies_in_a_slice_and_how_much_is_missing(tmp_path, n):
     """One that is read at once, so that nothing grew between two looks at it."""
     path = controllers.contract(tmp_path)
     found, _ = audited(path, logged(tmp_path, path, n))
+    assert found.exit_code == 3 and "✓" not in render(found)
+    assert re.search(
+        rf"^all .*\? active, gathering: {n} of about \d+ requests", render(found), re.M
+    )
     shares = {one.name: one.share or 0.0 for one in found.standing.slices}
     assert shares["all"] == 1.0 and sum(shares.values()) == pytest.approx(2.0)
     assert re.search(r"^all +100 %  ", render(found), re.M)
@@ -233,7 +237,7 @@ def test_a_second_call_on_one_state_knows_what_the_first_one_found(tmp_path):
     found, _ = audited(path, log)
     assert render(found).startswith("toy · nothing new in 240 requests\n")
     assert "nothing was scored" not in render(found)
-    assert (found.old, found.exit_code) == (True, 0)
+    assert (found.old, found.exit_code) == (True, 3)
 
 
 def test_the_history_of_a_log_begins_with_its_first_row(tmp_path):

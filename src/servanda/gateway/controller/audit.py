@@ -21,10 +21,11 @@ from servanda.gateway.controller.intake import inclusion_of
 from servanda.gateway.controller.status import CellStatus, ControllerStatus, SliceStatus
 from servanda.gateway.controller.store import open_store
 from servanda.gateway.controller.web.format import evidence
-from servanda.gateway.controller.web.summary import worst
+from servanda.gateway.controller.web.summary import state, worst
 from servanda.gateway.routing.state import Transition
 from servanda.judgement.slices.rules import Cut
 from servanda.promotion.run.request_log_files import files_of
+from servanda.report.cell_text import together
 from servanda.report.format import WRITTEN, count, number, percent
 from servanda.report.table import table
 from servanda.runner.measurement import Open
@@ -56,7 +57,7 @@ class AuditResult:
     @property
     def beyond(self) -> tuple[str, ...]:
         """Slices whose e-value passed the alarm threshold, whether stable has capacity or not."""
-        paid = (s.name for s in self.standing.slices if worst(s) and _paid(worst(s)))
+        paid = (s.name for s in self.standing.slices if s.tick.outcome == "violated")
         return tuple(dict.fromkeys((*self.left, *paid)))
 
     @property
@@ -72,10 +73,11 @@ class AuditResult:
 
     @property
     def exit_code(self) -> int:
-        """0: nothing to divert; 1: at least one slice to divert; 3: no request was scored."""
+        """0: every slice of the log is within its limits; 1: at least one to divert; 3: neither."""
         if self.beyond:
             return _LEFT
-        return 0 if self.known else _OPEN
+        all_ = together(slice_.tick for slice_ in self.standing.slices if slice_.share)
+        return 0 if self.known and all_.outcome == "holds" else _OPEN
 
 
 class Audit:
@@ -237,10 +239,6 @@ def _row(raw: bytes, path: Path, line: int) -> tuple[Any, Request] | None:
         raise EvidenceError(f"not UTF-8: {error.reason}", where=where, hint=_A_LINE) from None
 
 
-def _paid(cell: CellStatus | None) -> bool:
-    return cell is not None and cell.nearness >= 1.0
-
-
 def render(result: AuditResult) -> str:
     """The report: the table with its summary lines."""
     status, scoring = result.standing, result.standing.scoring
@@ -283,9 +281,7 @@ def _state(slice_: SliceStatus, cell: CellStatus | None, last: Transition | None
         now = "" if slice_.status == "quarantined" else f"; {slice_.status} by the end"
         who = f"{count(last.n, 'request')}, {count(last.keys, 'user')}"
         return f"✗ would divert (e-value {evidence(last.log_evidence)} from {who}){now}"
-    if cell is None:
-        return "✓ active"
-    if _paid(cell):
+    if cell is not None and slice_.tick.outcome == "violated":
         why = slice_.held.partition(": ")[2] or "not evaluated yet"
         e = evidence(max(cell.log_evidence, cell.log_alarm))
         return (
@@ -293,8 +289,10 @@ def _state(slice_: SliceStatus, cell: CellStatus | None, last: Transition | None
         )
     if slice_.share is None:
         return "? no request of the log is in it"
+    one = state(slice_)
+    if cell is None:
+        return f"{one.glyph} {one.text}"
     if not number(cell.value):
         return "? no request was scored"
-    mark = "✓" if slice_.status == "active" else "·"
     e, threshold = evidence(cell.log_evidence), evidence(cell.log_price)
-    return f"{mark} {slice_.status} (e-value {e}, threshold {threshold})"
+    return f"{one.glyph} {one.text} (e-value {e}, threshold {threshold})"

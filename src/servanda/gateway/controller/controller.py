@@ -36,7 +36,13 @@ from servanda.gateway.controller.store import Store
 from servanda.gateway.controller.watched_cells import WatchedCells, select_cells
 from servanda.gateway.http.clock import SteadyClock
 from servanda.gateway.routing import state_machine
-from servanda.gateway.routing.evidence_price import evidence_within, log_above, log_prices, mean
+from servanda.gateway.routing.evidence_price import (
+    evidence_within,
+    log_above,
+    log_prices,
+    mean,
+    requests_to_decide,
+)
 from servanda.gateway.routing.model import (
     AWAY,
     Decision,
@@ -757,6 +763,7 @@ def _cell(
         log_below=back.log_evidence,
         log_leave_price=leave,
         n=track.n,
+        more=None if back.paid else requests_to_decide(rules, cell, track),
         missing=track.missing,
         diverts=cell.diverts,
         critical=cell.critical,

@@ -11,6 +11,8 @@ from servanda.gateway.routing.evidence_price import nearness_of
 from servanda.gateway.routing.model import Pin, Status
 from servanda.gateway.routing.state import Transition
 from servanda.judgement.breakdown import Advice
+from servanda.judgement.clauses.base import Outcome
+from servanda.report.cell_text import Tick, tick, together
 from servanda.report.format import percent
 
 
@@ -27,6 +29,7 @@ class CellStatus:
         log_below, log_leave_price: log e-value of the return test (within the limit) and its
             threshold, nats.
         n, missing: number of requests in the evidence, and of their tokens without a value.
+        more: projected number of further requests for a decision; None: decided, or unknown.
         refutes: whether the cell tests the sampler, which has no limit: value is then the mean
             over tokens by which they are likelier than infer reports, nats.
     """
@@ -44,6 +47,7 @@ class CellStatus:
     log_below: float = 0.0
     log_leave_price: float = float("inf")
     n: int = 0
+    more: int | None = None
     missing: int = 0
     diverts: Literal["", "slice", "all"] = ""
     critical: bool = False
@@ -55,6 +59,21 @@ class CellStatus:
         parts = ((self.log_evidence, self.log_price), (self.log_alarm, self.log_alarm_price))
         near = max(0.0, *(e / price for e, price in parts if price > 0))
         return nearness_of(near, self.refutes)
+
+    @property
+    def tick(self) -> Tick:
+        """Its answer: above the limit by the alarm, within it by the return test, or neither yet.
+
+        How tokens are drawn has no limit: nothing is to be shown there.
+        """
+        outcome: Outcome = "inconclusive"
+        if self.nearness >= 1:
+            outcome = "violated"
+        elif self.refutes:
+            outcome = "not applicable"
+        elif self.log_below >= self.log_leave_price:
+            outcome = "holds"
+        return tick(outcome, self.n, self.more, "requests")
 
 
 @dataclass(frozen=True)
@@ -89,6 +108,11 @@ class SliceStatus:
     sample: float = 0.0
     relapses: int = 0
     advice: Advice | None = None
+
+    @property
+    def tick(self) -> Tick:
+        """The worst answer of its cells."""
+        return together(cell.tick for cell in self.cells)
 
 
 @dataclass(frozen=True)

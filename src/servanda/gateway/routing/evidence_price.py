@@ -23,6 +23,7 @@ from servanda.gateway.routing.state import Rules, SliceState, Track, Transition,
 from servanda.theory.stats.alpha import log_price, shared
 from servanda.theory.stats.bets import log_mean_exp, mixed, weights_above, weights_below
 from servanda.theory.stats.group_ratio import GroupRatio
+from servanda.theory.stats.interval import units_to_decide
 from servanda.theory.stats.likelihood_ratio import RequestDraws, names
 
 SUSPICIOUS = 1 / 4  # warning level: of a log threshold; above it the sample is larger
@@ -147,6 +148,22 @@ def evidence_within(
     else:
         log_evidence = mixed(np.array(track.below), weights_below(cell.limit, cell.best))
     return CellEvidence(cell, "back", log_evidence, price, _near(log_evidence, price))
+
+
+def requests_to_decide(rules: Rules, cell: WatchedCell, track: Track) -> int | None:
+    """Projected number of further requests until the return test or the alarm decides.
+
+    Of the two tests the one on whose side the mean is; None if its evidence does not grow.
+    """
+    if cell.refutes or not track.above:
+        return None
+    enter, _, leave = log_prices(rules)
+    if track.total <= cell.limit * track.tokens:
+        growth, weight, price = track.below, weights_below(cell.limit, cell.best), leave
+    else:
+        growth, weight, price = track.above, weights_above(cell.limit, cell.best), enter
+    at = units_to_decide(np.array(growth), weight, track.n, price)
+    return None if at is None else at - track.n
 
 
 def doubts(slice_: SliceState, evidence: Sequence[CellEvidence]) -> dict[str, int]:

@@ -289,7 +289,7 @@ _ALL = (
     ),
     Cause(
         "positions",
-        "an error that grows along the answer: positions, or a low-precision cache",
+        "an error that grows along the context: positions, or a low-precision cache",
         "long_context",
         "long prompts in float32, through both sides",
         f"{_COMPARE} --prompts FILE",

@@ -10,13 +10,12 @@ from servanda.contract.stages import Leg
 from servanda.promotion.advance import judged, route_of
 from servanda.promotion.run.history import Evaluation, History
 from servanda.promotion.state import CellResult
-from servanda.report.cell_text import shown, shown_interval, shown_limit, size
+from servanda.report.cell_text import Tick, shown, shown_interval, shown_limit, size, tick
 from servanda.report.format import duration, line
 from servanda.report.table import table
 from servanda.traces.serialization import to_plain
 
 HEAD = ("stage", "traffic", "state", "groups", "decided by", "measured", "interval", "limit", "n")
-_GLYPH = {"held": "✓", "violated": "✗", "to come": "·"}
 _WIDEST = 40  # of a column; a longer name is cut
 
 
@@ -28,12 +27,23 @@ class LegRow:
         state: held, to come, or the run's status for its current step.
         groups: of the latest evaluation; None without one.
         decided: the cell that decided that evaluation.
+        tick: the answer of that evaluation; an error where a person overrode a cell that did not
+            hold, violated where the run has ended.
     """
 
     leg: Leg
     state: str
     groups: int | None
     decided: CellResult | None
+    tick: Tick
+
+    @property
+    def glyph(self) -> str:
+        """Green only on evidence: of a step that was passed, or of a completed run."""
+        if self.state == "to come":
+            return "·"
+        decided = self.tick.outcome == "violated" or self.state.startswith(("held", "completed"))
+        return self.tick.glyph if decided else "▶"
 
 
 def rows(history: History) -> tuple[LegRow, ...]:
@@ -51,17 +61,24 @@ def rows(history: History) -> tuple[LegRow, ...]:
         if i > history.state.leg:
             state = "to come"
         groups = decided = None
+        answer = Tick("inconclusive")
         if evaluation is not None:
             overrides = evaluation.state.overrides
             cells = evaluation.finding.cells
-            decided = judged([c for c in cells if not any(o.covers(c) for o in overrides)])[1]
+            waived = [c for c in cells if any(o.covers(c) for o in overrides)]
+            outcome, decided = judged([c for c in cells if c not in waived])
+            answer = tick(outcome, decided.n if decided else 0)
+            if state in ("held", "completed") and any(c.outcome != "holds" for c in waived):
+                answer, state = Tick("error"), f"{state}, overridden"
             if decided is not None and not decided.n:
                 decided = None  # no evidence and no decision
             if not evaluation.finding.error:
                 groups = evaluation.finding.groups
             elif here:
                 state = "not measured"
-        rows.append(LegRow(history.leg if here else leg, state, groups, decided))
+        if here and history.state.ended:
+            answer = Tick("violated")
+        rows.append(LegRow(history.leg if here else leg, state, groups, decided, answer))
     return tuple(rows)
 
 
@@ -70,12 +87,7 @@ def text(history: History, *, now: float) -> str:
     head, *row_texts = table([HEAD, *map(columns, rows(history))], widest=_WIDEST)
     lines = [f"{history.run}  {line(history.opened['kernels']['infer'])}"]
     lines += [f"  {head}"]
-    at_leg = "✗" if history.state.ended else "▶"
-    if history.state.status == "completed":
-        at_leg = "✓"
-    for i, (row, cells) in enumerate(zip(rows(history), row_texts, strict=True)):
-        glyph = _GLYPH.get(row.state) or (at_leg if i == history.state.leg else " ")
-        lines += [f"{glyph} {cells}"]
+    lines += [f"{row.glyph} {cells}" for row, cells in zip(rows(history), row_texts, strict=True)]
     status = history.state.status.replace("_", " ").upper()
     status += "" if history.state.status == "completed" else f" on {history.leg.name}"
     lines += ["", f"{status}: {history.state.why}"]

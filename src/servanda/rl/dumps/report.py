@@ -8,7 +8,7 @@ from shlex import quote
 
 from servanda.contract.model import WHOLE
 from servanda.judgement.breakdown import SequenceRow, StepRow
-from servanda.judgement.clauses.base import CellVerdict
+from servanda.judgement.clauses.base import CellVerdict, worst
 from servanda.judgement.clauses.whole_responses import OUTLIERS
 from servanda.judgement.token_profile import Portrait, quantile_text
 from servanda.judgement.verdict import BITWISE
@@ -19,7 +19,7 @@ from servanda.report.breakdown import (
     step_row,
     worst_steps,
 )
-from servanda.report.cell_text import GLYPH, REALISED, excess, interval, limit, of_cell
+from servanda.report.cell_text import GLYPH, REALISED, excess, glyph_of, interval, limit, of_cell
 from servanda.report.consequence import advice_lines
 from servanda.report.format import count, line, number, percent
 from servanda.report.text import not_examined
@@ -142,7 +142,7 @@ def _clauses(answer: DumpVerdict) -> Iterator[str]:
 
 
 def _row(cell: CellVerdict, name: str, answer: DumpVerdict) -> str:
-    glyph = GLYPH[cell.outcome] if cell.enforced else "!"
+    glyph = glyph_of(cell) if cell.enforced else "!"
     value = "  ".join(filter(None, (of_cell(cell, cell.value), interval(cell))))
     step = None if cell.steps else answer.since.get(f"{cell.clause}[{cell.slice}]")
     tail = f"   since step {step}" if step is not None else ""
@@ -156,7 +156,7 @@ def _steps(rows: Sequence[StepRow]) -> Iterator[str]:
     if len(rows) < 2:
         return
     red = [row for row in rows if row.outcome == "violated"]
-    glyph = "✗" if red else "✓" if any(row.outcome == "holds" for row in rows) else "?"
+    glyph = GLYPH[worst([row.outcome for row in rows])]
     named = f" (step{'s' if len(red) > 1 else ''} {_numbers(r.step for r in red)})" if red else ""
     thin = any(row.first is not None for row in rows)
     how = "each step, with those before it where it does not decide" if thin else "each step alone"
@@ -245,7 +245,7 @@ def _change(answer: DumpVerdict, chart: RunChart) -> Iterator[str]:
     for cell in answer.verdict.cells:
         if cell.section != TREND:
             continue
-        glyph = GLYPH[cell.outcome] if cell.enforced else "!"
+        glyph = glyph_of(cell) if cell.enforced else "!"
         name = f"change of {cell.metric}"
         lost = f"   missing at {count(cell.missing, 'step')}" if cell.missing else ""
         tail = f"   from step {cell.steps[0]} on" if cell.steps else ""

@@ -25,7 +25,8 @@ from tests.kit import parse
 
 VIEWER, OPERATOR = Holder("vera", "viewer"), Holder("otto", "operator")
 QUIET = fake.status().slices[1:]
-YOUNG = fake.slice_("young", scored=1, cells=(fake.cell(log_below=0.1, n=1),))
+YOUNG = fake.slice_("young", scored=1, cells=(fake.cell(log_below=0.1, n=1, more=69),))
+LATER = fake.slice_("later", scored=9, cells=(fake.cell(log_below=0.1, n=9, more=90),))
 NEW = fake.slice_("new", scored=0, keys=0)
 
 
@@ -47,7 +48,14 @@ def pinned(to, **more):
             "✗ 1 above its limit · 3 active, within limits",
         ),
         ({"slices": (fake.broken(), NEW)}, "✗ 1 quarantined · 1 without evidence"),
-        ({"slices": (YOUNG, *QUIET)}, "✓ 1 active · 3 active, within limits"),
+        (
+            {"slices": (YOUNG, *QUIET)},
+            "? 1 active, gathering: 1 of about 70 requests · 3 active, within limits",
+        ),
+        (
+            {"slices": (YOUNG, LATER)},
+            "? 2 active, gathering: 9 of about 99 requests on the slowest",
+        ),
         ({"slices": (*QUIET, NEW, NEW)}, "? 2 without evidence · 3 active, within limits"),
         ({"slices": (pinned("stable"), *QUIET)}, "● 1 pinned to stable · 3 active, within limits"),
         ({"slices": ()}, "? no slice is watched"),
@@ -63,7 +71,8 @@ def test_the_first_line_counts_the_slices_by_state_the_worst_first(known, text):
     ("one", "said"),
     [
         (fake.slice_("a"), "✓ active, within limits"),
-        (YOUNG, "✓ active"),
+        (YOUNG, "? active, gathering: 1 of about 70 requests"),
+        (fake.broken(status="active"), "✗ above its limit"),
         (fake.slice_("a", scored=0), "? without evidence"),
         (fake.slice_("a", cells=()), "– not watched"),
         (fake.slice_("a", "suspect"), "? suspect"),

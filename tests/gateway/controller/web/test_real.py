@@ -1,5 +1,7 @@
 """The listener of a leader with kernels behind it: rows come in, a slice goes, a person pins."""
 
+import re
+
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -29,6 +31,23 @@ def served(tmp_path):
 def told(client, rows, first):
     body = controllers.message(rows, first=first)
     return client.post("/v1/follow", json=body, headers=bearer("gateway")).json()
+
+
+def test_one_request_is_no_tick(served):
+    client, leader, clock, path = served
+    told(client, [], 0)
+    rows = controllers.rows(path, 1)
+    clock.now = rows[0]["at"] + 3
+    told(client, rows, 0)
+    while leader.step():
+        pass
+
+    data = client.get("/v1/status", headers=bearer("viewer")).json()
+    for shown in (
+        client.get("/", headers=bearer("operator")).text,
+        summary.text(from_plain(ControllerStatus, data), "http://x"),
+    ):
+        assert "✓" not in shown and re.search(r"gathering: 1 of about \d+ requests", shown)
 
 
 def test_a_faulty_slice_leaves_and_everybody_is_told(served):

@@ -27,7 +27,6 @@ from prometheus_client.registry import Collector
 from servanda._version import __version__
 from servanda.gateway.controller.gateways import ALIVE_S
 from servanda.gateway.controller.status import CellStatus, ControllerStatus, GatewayStatus
-from servanda.gateway.controller.web.summary import within_limit
 from servanda.gateway.proxy.counters import OBSERVERS, numbers
 from servanda.gateway.proxy.logprob_request import REASONS as NO_EVIDENCE
 from servanda.gateway.routing.model import STATUSES
@@ -292,9 +291,7 @@ def _split(status: ControllerStatus) -> Iterator[Metric]:
 
 
 def _verdict(cell: CellStatus) -> int:
-    if cell.nearness >= 1:
-        return 3
-    return 0 if within_limit(cell) and not cell.refutes else 1
+    return {"violated": 3, "holds": 0}.get(cell.tick.outcome, 1)
 
 
 _OF_CELLS: tuple[tuple[str, str, Callable[[CellStatus], float | None]], ...] = (

@@ -19,12 +19,13 @@ from servanda.gateway.controller.status import (
 )
 from servanda.gateway.controller.web import format
 from servanda.gateway.proxy.counters import numbers
+from servanda.report.cell_text import Tick, together
 from servanda.report.consequence import advice_sentences
 from servanda.report.format import count, duration, line, part_of, percent, place
 from servanda.report.table import table
 
-_GLYPH = {"active": "✓", "suspect": "?", "quarantined": "✗", "probation": "✗", "recovering": "↗"}
-_TONE = {"active": "good", "suspect": "open", "recovering": "open"}
+_GLYPH = {"suspect": "?", "quarantined": "✗", "probation": "✗", "recovering": "↗"}
+_TONE = {"suspect": "open", "recovering": "open"}
 _RANK = {"quarantined": 0, "probation": 1, "suspect": 2, "recovering": 3, "active": 4}
 _TONES = ("bad", "open", "good", "plain")  # the worst first
 _LONGEST = 40  # characters of a name
@@ -34,11 +35,21 @@ _EXCERPT = re.compile(r"\n *(?:\d+ \|.*|\^)$", re.M)  # of a contract, below a m
 
 
 class State(NamedTuple):
-    """The state of one slice, or of several together; tone: good, open, bad or plain."""
+    """The state of one slice, or of several together.
+
+    Args:
+        words: what several slices may have alike; tone: good, open, bad or plain.
+        tick: of a slice that gathers evidence.
+    """
 
     glyph: str
-    text: str
+    words: str
     tone: str
+    tick: Tick | None = None
+
+    @property
+    def text(self) -> str:
+        return f"{self.words}, {self.tick.text}" if self.tick else self.words
 
 
 def state(slice_: SliceStatus) -> State:
@@ -50,22 +61,31 @@ def state(slice_: SliceStatus) -> State:
         return State("–", "not watched", "plain")
     if slice_.status == "active" and not slice_.scored:
         return State("?", "without evidence", "open")
-    if slice_.status == "suspect" and any(cell.nearness >= 1 for cell in slice_.cells):
-        return State("✗", "above its limit", "bad")
-    would = "" if slice_.acts or slice_.status in ("active", "suspect") else "would be "
-    sound = slice_.status == "active" and all(map(within_limit, slice_.cells))
-    text = f"{would}{slice_.status}{', within limits' if sound else ''}"
-    return State(_GLYPH[slice_.status], text, _TONE.get(slice_.status, "bad"))
+    evidence = slice_.tick
+    if not returns(slice_) and evidence.outcome == "violated":
+        return State(evidence.glyph, "above its limit", "bad")
+    if slice_.status == "active":
+        if evidence.outcome == "holds":
+            return State(evidence.glyph, "active, within limits", "good")
+        return State(evidence.glyph, "active", "open", evidence)
+    would = "" if slice_.acts or slice_.status == "suspect" else "would be "
+    return State(_GLYPH[slice_.status], f"{would}{slice_.status}", _TONE.get(slice_.status, "bad"))
 
 
 def headline(status: ControllerStatus) -> State:
-    """The number of slices in each state, with the glyph and the tone of the worst."""
+    """The number of slices in each state, with the glyph and the tone of the worst.
+
+    Of several that gather evidence, that of the slice that is farthest from a decision.
+    """
     states = sorted(map(state, status.slices), key=lambda one: _TONES.index(one.tone))
     if not states:
         return State("?", "no slice is watched", "open")
-    counts = Counter(one.text for one in states)
-    text = " · ".join(f"{n:,} {words}" for words, n in counts.items())
-    return State(states[0].glyph, text, states[0].tone)
+    parts = []
+    for words, n in Counter(one.words for one in states).items():
+        ticks = [one.tick for one in states if one.tick and one.words == words]
+        rest = f", {together(ticks).text}{' on the slowest' * (n > 1)}" if ticks else ""
+        parts.append(f"{n:,} {words}{rest}")
+    return State(states[0].glyph, " · ".join(parts), states[0].tone)
 
 
 def basis(status: ControllerStatus) -> str:
@@ -96,14 +116,6 @@ def ordered(slices: Iterable[SliceStatus]) -> list[SliceStatus]:
         return slice_.name == WHOLE, slice_.pin is None, _RANK[slice_.status], -near
 
     return sorted(slices, key=order)
-
-
-def within_limit(cell: CellStatus) -> bool:
-    """Whether a cell passes the return test: the e-value for its limit is at the threshold.
-
-    How tokens are drawn has no limit: nothing is to be shown there.
-    """
-    return cell.refutes or cell.log_below >= cell.log_leave_price
 
 
 def is_diverted(slice_: SliceStatus) -> bool:
